@@ -1,0 +1,10 @@
+"""``python -m nccltune``."""
+
+from __future__ import annotations
+
+import sys
+
+from nccltune.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

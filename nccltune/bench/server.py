@@ -1,0 +1,66 @@
+"""The prepared process that ranks are forked from: torch is imported, CUDA never touched.
+
+Forking saves a rank the import of torch, which is most of the cost of a fresh interpreter, and
+still gives it clean NCCL caches. Run as ``python -m nccltune.bench.server FD MODULE``; it ends when
+the launcher's end of FD closes.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import socket
+import sys
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any
+
+from nccltune.bench.rank import RankJob, run_rank
+
+
+def main() -> None:
+    """Import the device module, say which versions it brings.
+
+    Then fork a rank for every request.
+    """
+    control = Connection(int(sys.argv[1]))
+    try:
+        module = importlib.import_module(sys.argv[2])
+        control.send(("ok", module.versions()))
+    except Exception as error:  # noqa: BLE001 - the launcher turns it into a sentence for people
+        control.send(("error", f"{type(error).__name__}: {error}".splitlines()[0]))
+        return
+    gc.freeze()
+    while True:
+        try:
+            command, argument = control.recv()
+        except EOFError:
+            return
+        if command == "fork":
+            _fork_rank(control, argument, module)
+        elif command == "reap":
+            control.send(os.waitpid(argument, 0)[1])
+
+
+def _fork_rank(control: Connection, job: RankJob, module: Any) -> None:
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            ours.close()
+            control.close()
+            run_rank(Connection(theirs.detach()), job, module.open_device)
+            status = 0
+        finally:
+            # _exit: the interpreter's own teardown would run CUDA's, which can hang after a fault.
+            os._exit(status)
+    theirs.close()
+    control.send(pid)
+    reduction.send_handle(control, ours.fileno(), pid)
+    ours.close()
+
+
+if __name__ == "__main__":
+    main()

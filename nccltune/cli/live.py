@@ -1,0 +1,211 @@
+"""Follows a running search on stderr: a live picture on a terminal, one line a launch elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from nccltune.cli import render
+from nccltune.cli.envelope import one_line
+from nccltune.cli.words import (
+    format_clock,
+    format_counts,
+    format_ratio,
+    format_settings,
+    shorten_settings,
+)
+from nccltune.measurement import Outcome
+from nccltune.search.result import Progress, SearchObserver, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+REFRESHES_PER_S = 4
+RECENT_COUNT = 5
+STAGE_WORDS = {
+    Stage.BASELINE: "measuring the baseline",
+    Stage.SEARCH: "searching",
+    Stage.REMEASURE: "measuring the best again",
+    Stage.ABLATION: "leaving settings out one by one",
+    Stage.DUEL: "duel on fresh launches",
+    Stage.CHECKS: "running the other collectives",
+}
+
+
+class PlainView:
+    """One line for every finished launch and every change of stage."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._stage: Stage | None = None
+
+    def update(self, progress: Progress) -> None:
+        """Write what changed; a stream that is gone is nobody's business here."""
+        if progress.stage is not self._stage:
+            self._stage = progress.stage
+            self._write(f"{format_clock(progress.elapsed_s):>7}  {STAGE_WORDS[progress.stage]}")
+        if progress.launch is not None:
+            self._write(_launch_line(progress))
+
+    def _write(self, line: str) -> None:
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            return
+
+
+def _launch_line(progress: Progress) -> str:
+    launch = progress.launch
+    assert launch is not None  # noqa: S101 - the caller looked
+    place = f"{progress.trial_idx}/{progress.trial_total}"
+    ending = "pruned" if launch.is_pruned else str(launch.outcome)
+    line = (
+        f"{format_clock(progress.elapsed_s):>7}  {place:>7}  {ending:11} "
+        f"score {format_ratio(progress.score_ratio):>5}  "
+        f"best {format_ratio(progress.best_score_ratio):>5}  {format_settings(launch.settings)}"
+    )
+    said = launch.message or progress.note
+    return f"{line}: {one_line(said)}" if said else line
+
+
+class LiveView:
+    """A picture that rich's own thread redraws, so that the clock runs while a trial hangs.
+
+    ``update`` only remembers; drawing happens at most four times a second, not in the search's way.
+    """
+
+    def __init__(
+        self, console: Console, *, name: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console
+        self._name = name
+        self._clock = clock
+        self._latest: tuple[Progress, float] | None = None
+        self._recent: deque[Progress] = deque(maxlen=RECENT_COUNT)
+
+    def update(self, progress: Progress) -> None:
+        """Remember the moment for the next redraw."""
+        self._latest = (progress, self._clock())
+        if progress.launch is not None:
+            self._recent.append(progress)
+
+    def draw(self) -> RenderableType:
+        """Build the picture of now."""
+        from rich.console import Group
+        from rich.padding import Padding
+        from rich.text import Text
+
+        if self._latest is None:
+            return Text(f"nccltune {self._name}: starting")
+        progress, seen_at_s = self._latest
+        since_s = self._clock() - seen_at_s
+        return Group(
+            self._head(progress, since_s),
+            self._facts(progress, since_s),
+            Padding(self._history(), (1, 0, 0, 0)),
+            Text("Ctrl-C stops; everything measured so far is kept.", style="dim"),
+        )
+
+    def _head(self, progress: Progress, since_s: float) -> RenderableType:
+        from rich.table import Table
+        from rich.text import Text
+
+        left_s = None if progress.remaining_s is None else progress.remaining_s - since_s
+        grid = Table.grid(expand=True)
+        grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        grid.add_column(justify="right", no_wrap=True)
+        grid.add_row(
+            Text.assemble((f"nccltune {self._name}", "bold"), "  ", STAGE_WORDS[progress.stage]),
+            f"{format_clock(progress.elapsed_s + since_s)} gone, {format_clock(left_s)} left",
+        )
+        return grid
+
+    def _facts(self, progress: Progress, since_s: float) -> RenderableType:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        total = max(1, progress.trial_total)
+        bar = Table.grid(padding=(0, 2))
+        bar.add_row(
+            ProgressBar(total=total, completed=min(progress.trial_idx, total), width=40),
+            f"{progress.trial_idx}/{progress.trial_total}",
+        )
+        best = Text.assemble(
+            (format_ratio(progress.best_score_ratio), "bold green"),
+            "  ",
+            shorten_settings(progress.best_settings),
+        )
+        now = progress.note or shorten_settings(progress.settings)
+        waiting = f"  ({since_s:.0f} s)" if progress.launch is None and since_s >= 1.0 else ""
+        grid = Table.grid(padding=(0, 2), expand=True)
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        grid.add_row("trials", bar)
+        grid.add_row("best score", best if progress.best_score_ratio is not None else "none yet")
+        grid.add_row("now", f"{one_line(now)}{waiting}")
+        grid.add_row("endings", format_counts(progress.outcome_counts))
+        return grid
+
+    def _history(self) -> RenderableType:
+        from rich.table import Table
+
+        grid = Table.grid(padding=(0, 2), expand=True)
+        grid.add_column(justify="right", style="dim", no_wrap=True)
+        grid.add_column(justify="right", no_wrap=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        for past in self._recent:
+            grid.add_row(
+                str(past.trial_idx),
+                format_ratio(past.score_ratio),
+                _ending(past),
+                _story(past),
+            )
+        return grid
+
+
+def _ending(past: Progress) -> Text:
+    from rich.text import Text
+
+    assert past.launch is not None  # noqa: S101 - only finished launches are remembered
+    if past.launch.is_pruned:
+        return Text("pruned", style="dim")
+    return Text(str(past.launch.outcome), style="" if past.launch.outcome is Outcome.OK else "red")
+
+
+def _story(past: Progress) -> str:
+    assert past.launch is not None  # noqa: S101 - only finished launches are remembered
+    said = one_line(past.launch.message)
+    return shorten_settings(past.launch.settings) + (f": {said}" if said else "")
+
+
+@contextmanager
+def follow(name: str, *, wants_json: bool) -> Iterator[SearchObserver]:
+    """Yield the view that fits: live for a person at a terminal, else plain lines for a log."""
+    is_watched = sys.stdout is not None and sys.stdout.isatty() and sys.stderr.isatty()
+    if wants_json or not is_watched:
+        yield PlainView(sys.stderr)
+        return
+    from rich.live import Live
+
+    console = render.make_console(sys.stderr)
+    if console.is_dumb_terminal:
+        yield PlainView(sys.stderr)
+        return
+    view = LiveView(console, name=name)
+    with Live(
+        get_renderable=view.draw,
+        console=console,
+        refresh_per_second=REFRESHES_PER_S,
+        redirect_stdout=False,
+        transient=True,
+    ):
+        yield view

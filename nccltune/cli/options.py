@@ -1,0 +1,83 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+json_option = click.option(
+    "--json", is_flag=True, expose_value=False, help="Print one JSON envelope on stdout."
+)
+"""Only for the help: ``main`` looks for it before parsing, so that early failures obey it too."""
+
+
+def workload_options(command: Decorated) -> Decorated:
+    """Add the options that say which all-reduces matter."""
+    options = (
+        click.option(
+            "--model",
+            metavar="DIR",
+            help="Folder with the model's config.json, or that file. Default: Kimi-K2.5's shape.",
+        ),
+        click.option("--tp", type=int, metavar="N", help="Tensor parallel size: ranks, one a GPU."),
+        click.option("--num-steps", type=int, metavar="S", help="Speculative steps. Default: 2."),
+        click.option("--eagle-topk", type=int, metavar="K", help="EAGLE top-k. Default: 1."),
+        click.option(
+            "--num-draft-tokens",
+            type=int,
+            metavar="D",
+            help="Draft tokens that one verify pass checks. Default: 3.",
+        ),
+        click.option(
+            "--batch",
+            "batches",
+            multiple=True,
+            metavar="SIZE:USE",
+            help="A batch size and how often it is used. Repeatable. Default: 1:4 2:2 4:1 8:1.",
+        ),
+        click.option(
+            "--payload",
+            "payloads",
+            multiple=True,
+            metavar="BYTES:COUNT",
+            help="An all-reduce size and its count a step, instead of a model. Repeatable.",
+        ),
+    )
+    return _apply(options, command)
+
+
+def launch_argument(command: Decorated) -> Decorated:
+    """Take the server's launch command after ``--``."""
+    return click.argument("launch", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")(
+        command
+    )
+
+
+def gpu_options(command: Decorated) -> Decorated:
+    """Add the options that say how real GPUs are used."""
+    options = (
+        click.option(
+            "--share-gpu",
+            is_flag=True,
+            help="Put all ranks on one GPU: for diagnosis only, latencies mean nothing.",
+        ),
+        click.option(
+            "--launch-timeout-s",
+            type=click.FloatRange(min=1.0),
+            default=30.0,
+            show_default=True,
+            metavar="S",
+            help="Deadline of one launch of all ranks, in seconds.",
+        ),
+    )
+    return _apply(options, command)
+
+
+def _apply(options: tuple[Callable[[Decorated], Decorated], ...], command: Decorated) -> Decorated:
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -1,0 +1,128 @@
+"""Writes answers to the terminal: the only module that prints.
+
+rich is imported inside the functions that draw, so that an envelope or a failure costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from nccltune.cli.envelope import Envelope, one_line
+from nccltune.errors import FileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rich.console import Console, RenderableType
+
+PLAIN_WIDTH = 80
+"""Columns used where the output is not a terminal and COLUMNS says nothing."""
+
+
+class OutputError(FileError):
+    """The answer is known and cannot be handed over."""
+
+
+def make_console(stream: TextIO) -> Console:
+    """Return a console that takes text as it is: no markup, no emoji, no guessed colours.
+
+    rich itself honours NO_COLOR, TERM=dumb and COLUMNS.
+    """
+    from rich.console import Console
+
+    width = None
+    if not stream.isatty() and not os.environ.get("COLUMNS", "").isdigit():
+        width = PLAIN_WIDTH
+    return Console(file=stream, markup=False, emoji=False, highlight=False, width=width)
+
+
+def prepare_streams() -> None:
+    """Let text that the terminal cannot encode be replaced instead of ending the command."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+
+
+def print_report(parts: Iterable[RenderableType]) -> None:
+    """Print what people see, on stdout.
+
+    Raises:
+        OutputError: stdout cannot take it, usually because it is a file on a full disk.
+    """
+    if sys.stdout is None:
+        return
+    with _writing():
+        console = make_console(sys.stdout)
+        for part in parts:
+            # a line that is a path or a command must survive being copied: it is never wrapped
+            if console.is_terminal:
+                console.print(part, soft_wrap=isinstance(part, str))
+                continue
+            with console.capture() as drawn:
+                console.print(part, soft_wrap=isinstance(part, str))
+            sys.stdout.writelines(f"{line.rstrip()}\n" for line in drawn.get().splitlines())
+        sys.stdout.flush()
+
+
+def print_envelope(envelope: Envelope) -> None:
+    """Print the one JSON line on stdout.
+
+    Raises:
+        OutputError: as for ``print_report``.
+    """
+    if sys.stdout is None:
+        return
+    text = envelope.format()
+    with _writing():
+        print(text, flush=True)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Take a reader that left early for no failure, any other fault of stdout for its end."""
+    try:
+        yield
+    except BrokenPipeError:
+        _drop_stdout()
+    except OSError as error:
+        _drop_stdout()
+        reason = (error.strerror or type(error).__name__).lower()
+        raise OutputError("standard output", reason, code="no_output") from error
+
+
+def _drop_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush does not complain."""
+    with Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), sys.stdout.fileno())
+
+
+def print_failure(message: str) -> None:
+    """Print one line about what went wrong, on stderr."""
+    _print_diagnostic(f"nccltune: {one_line(message)}")
+
+
+def print_warnings(warnings: Sequence[str]) -> None:
+    """Print one line a warning, on stderr."""
+    for warning in warnings:
+        _print_diagnostic(f"nccltune: warning: {one_line(warning)}")
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print the traceback that NCCLTUNE_DEBUG asks for, on stderr."""
+    import traceback
+
+    _print_diagnostic("".join(traceback.format_exception(error)).rstrip())
+
+
+def _print_diagnostic(text: str) -> None:
+    if sys.stderr is None:
+        return
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        return  # nobody is left to be told

@@ -1,0 +1,207 @@
+"""What people see after a search: the verdict first, then what it rests on, then what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from nccltune.cli.envelope import one_line
+from nccltune.cli.tables import fact_grid, heading, indent, number_table, settings_block
+from nccltune.cli.words import (
+    LIKELY_SLOWER_RATIO,
+    MIB,
+    OUTCOME_MEANING,
+    format_change,
+    format_clock,
+    format_counts,
+    format_interval,
+    format_ratio,
+    format_settings,
+    format_us,
+    name_size,
+    style_ratio,
+)
+from nccltune.measurement import Outcome
+from nccltune.search.result import Comparison, Failure, PayloadRow, SearchResult, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nccltune.cli.search_data import SavedProfile
+
+VERDICT_STYLE = {
+    Verdict.IMPROVED: "bold green",
+    Verdict.KEEP_DEFAULT: "bold cyan",
+    Verdict.INCONCLUSIVE: "bold yellow",
+}
+COMPARISON_COLUMNS = 4
+"""Candidates that stand side by side in 80 columns."""
+
+
+def search_parts(
+    result: SearchResult, saved: SavedProfile, *, next_command: str
+) -> Iterator[RenderableType]:
+    """Yield the report of a search from top to bottom."""
+    yield Text(result.sentence, style=VERDICT_STYLE[result.verdict])
+    yield fact_grid(_facts(result))
+    yield heading("Payloads", "median time of one all-reduce; ratio below 1 is faster")
+    yield indent(_payload_table(result.payloads))
+    yield from _settings(result)
+    yield from _comparisons(result)
+    yield from _failures(result.failures)
+    yield from _checks(result)
+    if saved.path is not None:
+        yield heading("Saved as", saved.name or "")
+        yield f"  {saved.path}"
+    if next_command:
+        yield heading("Next")
+        yield f"  {next_command}"
+
+
+def _facts(result: SearchResult) -> Iterator[tuple[str, str]]:
+    interval = result.score_interval
+    yield (
+        "score",
+        f"{format_ratio(result.score_ratio)} of the baseline's all-reduce time "
+        f"(95 % interval {format_interval(interval.low, interval.high)})",
+    )
+    if interval.method:
+        yield "interval", interval.method
+    yield (
+        "trials",
+        f"{result.trial_count} in {format_clock(result.duration_s)} min"
+        f" ({format_counts(result.outcome_counts)})",
+    )
+    yield "source", result.source
+    if result.duel is not None:
+        duel = result.duel
+        yield (
+            "duel",
+            f"{duel.launch_count} fresh launches in {duel.block_count} ABBA blocks: "
+            f"{format_ratio(duel.score_ratio)}, {duel.verdict}"
+            + (f"; {duel.message}" if duel.message else ""),
+        )
+    if result.not_run:
+        yield "not run", result.not_run
+
+
+def _payload_table(rows: tuple[PayloadRow, ...]) -> Table:
+    columns = ["bytes", "weight", "baseline\nus", "tuned\nus", "ratio"]
+    has_interval = any(row.ratio_low is not None for row in rows)
+    has_used = any(row.used for row in rows)
+    columns += ["95 %\ninterval"] if has_interval else []
+    columns += ["NCCL used"] if has_used else []
+    return number_table(
+        columns,
+        (_payload_cells(row, has_interval=has_interval, has_used=has_used) for row in rows),
+        words=("NCCL used",),
+    )
+
+
+def _payload_cells(row: PayloadRow, *, has_interval: bool, has_used: bool) -> list[str | Text]:
+    cells: list[str | Text] = [
+        str(row.size_bytes),
+        Text("guard", style="dim") if row.is_guard else f"{row.weight:.3f}",
+        format_us(row.baseline_us),
+        format_us(row.tuned_us),
+        _ratio_text(row.ratio, is_guard=row.is_guard),
+    ]
+    if has_interval:
+        cells.append(format_interval(row.ratio_low, row.ratio_high))
+    if has_used:
+        cells.append(row.used)
+    return cells
+
+
+def _ratio_text(ratio: float | None, *, is_guard: bool = False) -> Text:
+    return Text(format_ratio(ratio), style=style_ratio(ratio, is_guard=is_guard))
+
+
+def _settings(result: SearchResult) -> Iterator[RenderableType]:
+    is_better = result.verdict is Verdict.IMPROVED
+    yield heading(
+        "Settings" if is_better else "Best settings tried", "" if is_better else "not saved"
+    )
+    remarks = {}
+    dropped = []
+    for step in result.ablation or ():
+        if step.is_dropped:
+            dropped.append(step.variable)
+        elif step.score_ratio_without is not None:
+            remarks[step.variable] = f"without it {format_change(step.score_ratio_without)}"
+    yield indent(settings_block(result.settings, remarks))
+    if dropped:
+        yield indent(Text(f"left out, as they do not pay: {', '.join(dropped)}", style="dim"))
+
+
+def _comparisons(result: SearchResult) -> Iterator[RenderableType]:
+    shown = [each for each in result.comparisons if each.ratios][:COMPARISON_COLUMNS]
+    if not result.comparisons:
+        return
+    yield heading("Beside the baseline", "time ratio; below 1 is faster")
+    if shown:
+        rows: list[list[str | Text]] = []
+        for payload in result.payloads:
+            ratios = [_ratio_text(each.ratios.get(payload.size_bytes)) for each in shown]
+            rows.append([f"{payload.size_bytes}", _ratio_text(payload.ratio), *ratios])
+        scores = [_ratio_text(each.score_ratio) for each in shown]
+        rows.append(["score", _ratio_text(result.score_ratio), *scores])
+        yield indent(number_table(["bytes", "tuned", *(each.name for each in shown)], rows))
+    for each in result.comparisons:
+        yield indent(Text(_comparison_sentence(each, result.payloads)))
+
+
+def _comparison_sentence(comparison: Comparison, rows: tuple[PayloadRow, ...]) -> str:
+    if comparison.outcome is not Outcome.OK:
+        said = comparison.message or OUTCOME_MEANING[comparison.outcome]
+        return f"{comparison.name}: {comparison.outcome}: {one_line(said)}"
+    parts = []
+    if comparison.score_ratio is not None:
+        parts.append(f"{format_change(comparison.score_ratio)} by score")
+    sizes = {row.size_bytes for row in rows}
+    known = {size: ratio for size, ratio in comparison.ratios.items() if size in sizes}
+    if known:
+        worst = max(known, key=lambda size: known[size])
+        if known[worst] > LIKELY_SLOWER_RATIO:
+            parts.append(f"{format_change(known[worst])} at {name_size(worst)}")
+    said = f" ({one_line(comparison.message)})" if comparison.message else ""
+    return f"{comparison.name}: {'; '.join(parts) or 'measured'}{said}"
+
+
+def _failures(failures: tuple[Failure, ...]) -> Iterator[RenderableType]:
+    if not failures:
+        return
+    yield heading("Trials that did not end ok", "one example each")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, style="red")
+    grid.add_column(no_wrap=True, justify="right")
+    grid.add_column(overflow="fold")
+    for outcome in Outcome:
+        same = [each for each in failures if each.outcome is outcome]
+        if not same:
+            continue
+        said = one_line(same[0].message) or OUTCOME_MEANING[outcome]
+        example = Group(
+            Text(f"trial {same[0].trial_idx}: {format_settings(same[0].settings)}"),
+            Text(said, style="dim"),
+        )
+        grid.add_row(str(outcome), str(len(same)), example)
+    yield indent(grid)
+
+
+def _checks(result: SearchResult) -> Iterator[RenderableType]:
+    facts = []
+    if result.collectives is not None:
+        launch = result.collectives
+        is_right = launch.outcome is Outcome.OK
+        said = "right data" if is_right else f"{launch.outcome}: {one_line(launch.message)}"
+        facts.append(("all-gather, broadcast, reduce-scatter", said))
+    if result.memory_bytes_per_gpu is not None:
+        mebibytes = result.memory_bytes_per_gpu / MIB
+        facts.append(("GPU memory of two communicators", f"{mebibytes:.0f} MiB a GPU"))
+    if facts:
+        yield heading("Checked")
+        yield indent(fact_grid(facts))

@@ -1,0 +1,139 @@
+"""Which GPUs the ranks run on: ``CUDA_VISIBLE_DEVICES`` in any of its forms, and how many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nccltune.errors import HostError, UsageProblem
+
+if TYPE_CHECKING:
+    from nccltune.hardware import Gpu, Hardware
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+DEFAULT_SHARED_RANKS = 2
+
+
+def choose_gpus(
+    hardware: Hardware, visible: str | None, rank_count: int | None, *, is_shared: bool
+) -> tuple[Gpu, ...]:
+    """Return one GPU a rank, in rank order.
+
+    An index counts as NVML counts. CUDA's own default order can differ between GPUs of different
+    models; ranks are given UUIDs, so that what is chosen here is what they get.
+
+    Args:
+        hardware: what the host has.
+        visible: value of ``CUDA_VISIBLE_DEVICES``; None when it is unset.
+        rank_count: how many ranks; None for one on every visible GPU (two on a shared one).
+        is_shared: put all ranks on the first visible GPU.
+
+    Raises:
+        HostError: there is no GPU to use, or MIG is on.
+        UsageProblem: the variable names a GPU that is not there, twice, or in no known form; fewer
+            GPUs than ranks; fewer than two ranks.
+    """
+    if rank_count is not None and rank_count < 2:
+        raise UsageProblem(
+            f"tensor parallel size {rank_count} has no all-reduce to tune: ask for 2 or more",
+            code="too_few_ranks",
+        )
+    gpus = _visible_gpus(hardware, visible)
+    if is_shared:
+        chosen = (gpus[0],) * (rank_count or DEFAULT_SHARED_RANKS)
+    else:
+        _check_count(len(gpus), rank_count, hardware)
+        chosen = gpus[:rank_count]
+    for gpu in chosen:
+        if gpu.is_mig_enabled:
+            raise _mig_error(f"GPU {gpu.idx} ({gpu.uuid}) is in MIG mode")
+    return chosen
+
+
+def _visible_gpus(hardware: Hardware, visible: str | None) -> tuple[Gpu, ...]:
+    if not hardware.gpus:
+        raise HostError(
+            "the NVIDIA driver shows no GPU: see whether nvidia-smi lists one, and start the"
+            " container with GPU access (docker: --gpus all)",
+            code="no_gpu",
+        )
+    if visible is None:
+        return hardware.gpus
+    if not visible.strip():
+        raise HostError(
+            f"{VARIABLE} is set and empty, so that no GPU is visible: unset it or name GPUs",
+            code="no_gpu_visible",
+        )
+    chosen: list[Gpu] = []
+    for token in visible.split(","):
+        gpu = _gpu_named(hardware, token.strip(), visible)
+        if gpu in chosen:
+            raise _visible_problem(visible, f"GPU {gpu.idx} ({gpu.uuid}) is named twice")
+        chosen.append(gpu)
+    return tuple(chosen)
+
+
+def _gpu_named(hardware: Hardware, token: str, visible: str) -> Gpu:
+    if token.isascii() and token.isdecimal():
+        return _gpu_by_index(hardware, int(token), visible)
+    if token.upper().startswith("MIG-"):
+        raise _mig_error(f"{VARIABLE} names the MIG instance {token!r}")
+    if token.upper().startswith("GPU-"):
+        return _gpu_by_uuid(hardware, token, visible)
+    if token.removeprefix("-").isdecimal():
+        reason = f"{token} hides every GPU from there on; leave it out"
+    elif not token:
+        reason = "an entry is empty, and CUDA would stop there; leave the comma out"
+    else:
+        reason = f"{token!r} is neither an index nor a GPU's UUID"
+    raise _visible_problem(visible, reason)
+
+
+def _gpu_by_index(hardware: Hardware, idx: int, visible: str) -> Gpu:
+    for gpu in hardware.gpus:
+        if gpu.idx == idx:
+            return gpu
+    known = ", ".join(str(gpu.idx) for gpu in hardware.gpus)
+    lost = "".join(f"; {problem}" for problem in hardware.problems)
+    raise _visible_problem(
+        visible, f"there is no GPU {idx}, only {known}, and CUDA would stop there{lost}"
+    )
+
+
+def _gpu_by_uuid(hardware: Hardware, prefix: str, visible: str) -> Gpu:
+    found = [gpu for gpu in hardware.gpus if gpu.uuid.lower().startswith(prefix.lower())]
+    if not found:
+        known = ", ".join(gpu.uuid for gpu in hardware.gpus)
+        raise _visible_problem(visible, f"no GPU has a UUID that starts {prefix!r}, only {known}")
+    if len(found) > 1:
+        known = ", ".join(gpu.uuid for gpu in found)
+        raise _visible_problem(visible, f"{prefix!r} fits several GPUs: {known}")
+    return found[0]
+
+
+def _check_count(visible_count: int, rank_count: int | None, hardware: Hardware) -> None:
+    wanted = rank_count or 2
+    if visible_count >= wanted:
+        return
+    lost = "".join(f"; {problem}" for problem in hardware.problems)
+    raise UsageProblem(
+        f"{wanted} ranks need {wanted} GPUs, but {visible_count} {_is_visible(visible_count)}: ask"
+        f" for fewer ranks, make more GPUs visible, or put all ranks on one with --share-gpu"
+        f" (diagnosis only){lost}",
+        code="too_few_gpus",
+    )
+
+
+def _is_visible(count: int) -> str:
+    return "is visible" if count == 1 else "are visible"
+
+
+def _visible_problem(visible: str, reason: str) -> UsageProblem:
+    return UsageProblem(f"{VARIABLE}={visible}: {reason}", code="bad_visible_devices")
+
+
+def _mig_error(what: str) -> HostError:
+    return HostError(
+        f"{what}: MIG instances cannot reach one another (no P2P), so that NCCL cannot run on them;"
+        " choose whole GPUs or turn MIG off (nvidia-smi -mig 0)",
+        code="mig_unsupported",
+    )

@@ -1,0 +1,201 @@
+"""Single readings through an NVML that is already open, and what its errors mean on a real host.
+
+Nothing here imports pynvml: ``nccltune.hardware`` opens it and hands the module over, tests hand
+over a fake.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nccltune.errors import HostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+T = TypeVar("T")
+
+SYS_ROOT = Path("/sys")
+
+MASK_WORDS = 16
+"""64-bit words of a NUMA node mask: 1024 nodes, the most that Linux knows."""
+
+@dataclass(frozen=True, slots=True)
+class NvLink:
+    """One active NVLink of a GPU.
+
+    Attributes:
+        remote_bus_id: PCI address at the other end; None where the driver hides it.
+        is_to_gpu: the other end is a GPU and no switch; None where the driver hides it.
+    """
+
+    remote_bus_id: str | None
+    is_to_gpu: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One GPU as the link matrix needs it."""
+
+    handle: Any
+    pci_bus_id: str
+    nvlinks: tuple[NvLink, ...]
+
+
+def host_error(nvml: ModuleType, code: int, text: str) -> HostError:
+    """Say what an NVML error means on a real host, and what to do about it."""
+    name, message = {
+        nvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
+            "nvml_absent",
+            f"no NVIDIA driver found: {text} (libnvidia-ml.so.1); install the driver, or start"
+            " the container with GPU access (docker: --gpus all)",
+        ),
+        nvml.NVML_ERROR_DRIVER_NOT_LOADED: (
+            "nvml_absent",
+            f"no NVIDIA driver found: {text}; load it (modprobe nvidia) or reboot the host",
+        ),
+        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+            "driver_mismatch",
+            f"NVML: {text.rstrip('.')}: the driver was upgraded while the old one is still loaded;"
+            " reboot or reload the driver",
+        ),
+        nvml.NVML_ERROR_UNKNOWN: (
+            "nvml_unknown",
+            f"NVML: {text}: this container has probably lost its GPU devices, as 'systemctl"
+            " daemon-reload' on the host does to running containers; restart the container, and"
+            " name the devices at its start (docker: --device /dev/nvidia0 ...) or use the"
+            " cgroupfs cgroup driver to keep it from happening again",
+        ),
+        nvml.NVML_ERROR_GPU_IS_LOST: (
+            "gpu_lost",
+            f"NVML: {text}: the GPU has fallen off the bus (see Xid lines in the kernel log);"
+            " reboot the host",
+        ),
+        nvml.NVML_ERROR_NO_PERMISSION: (
+            "nvml_permission",
+            f"NVML: {text}: this user cannot open /dev/nvidia*; give it access to these devices",
+        ),
+    }.get(code, ("nvml_failed", f"NVML failed: {text}; see whether nvidia-smi works here"))
+    return HostError(message, code=name)
+
+
+def read_optional(nvml: ModuleType, read: Callable[..., T], *arguments: object) -> T | None:
+    """Return a reading, or None where the driver has none to give; a lost GPU still raises."""
+    unavailable = {
+        nvml.NVML_ERROR_NOT_SUPPORTED,
+        nvml.NVML_ERROR_NO_PERMISSION,
+        nvml.NVML_ERROR_NOT_FOUND,
+        nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        nvml.NVML_ERROR_NO_DATA,
+        nvml.NVML_ERROR_INVALID_ARGUMENT,
+        nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        nvml.NVML_ERROR_UNKNOWN,  # what a sandbox may answer to a call that it does not pass on
+    }
+    try:
+        return read(*arguments)
+    except nvml.NVMLLibraryMismatchError:
+        return None
+    except nvml.NVMLError as error:
+        if error.value in unavailable:
+            return None
+        raise
+
+
+def read_memory(nvml: ModuleType, handle: object) -> tuple[int | None, int | None, int | None]:
+    """Return total, free and used bytes; the driver's own share is neither free nor used."""
+    memory = read_optional(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    if memory is None:
+        # Drivers before 510 know only the first form, which counts their own share as used.
+        memory = read_optional(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    return (None, None, None) if memory is None else (memory.total, memory.free, memory.used)
+
+
+def read_processes(nvml: ModuleType, handle: object) -> tuple[tuple[int, int | None], ...] | None:
+    """Return pid and used bytes of every process with a compute context."""
+    found = read_optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    return None if found is None else tuple((p.pid, p.usedGpuMemory) for p in found)
+
+
+def read_nvlinks(nvml: ModuleType, handle: object) -> tuple[NvLink, ...]:
+    """Return the active NVLinks of a GPU; none where it has none."""
+    links = []
+    for link_idx in range(nvml.NVML_NVLINK_MAX_LINKS):
+        state = read_optional(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link_idx)
+        if state is None:
+            break  # no NVLink at all, or the number of the last link is passed
+        if state != nvml.NVML_FEATURE_ENABLED:
+            continue
+        pci = read_optional(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link_idx)
+        kind = read_optional(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link_idx)
+        is_to_gpu = None if kind is None else kind == nvml.NVML_NVLINK_DEVICE_TYPE_GPU
+        links.append(NvLink(None if pci is None else pci.busId.lower(), is_to_gpu))
+    return tuple(links)
+
+
+def read_link_name(nvml: ModuleType, one: Endpoint, other: Endpoint) -> str | None:
+    """Name the way from one GPU to another one, as ``nvidia-smi topo -m`` does."""
+    nvlink_count = _count_nvlinks(nvml, one, other)
+    if nvlink_count:
+        return f"NV{nvlink_count}"
+    level = read_optional(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one.handle, other.handle)
+    names = {
+        nvml.NVML_TOPOLOGY_INTERNAL: "PIX",  # two GPUs on one board, behind its switch
+        nvml.NVML_TOPOLOGY_SINGLE: "PIX",
+        nvml.NVML_TOPOLOGY_MULTIPLE: "PXB",
+        nvml.NVML_TOPOLOGY_HOSTBRIDGE: "PHB",
+        nvml.NVML_TOPOLOGY_NODE: "NODE",
+        nvml.NVML_TOPOLOGY_SYSTEM: "SYS",
+    }
+    return None if level is None else names.get(level)
+
+
+def _count_nvlinks(nvml: ModuleType, one: Endpoint, other: Endpoint) -> int:
+    direct_count = sum(link.remote_bus_id == other.pci_bus_id for link in one.nvlinks)
+    if direct_count:
+        return direct_count
+    # Through NVSwitch every link leads to every GPU, so that the weaker end's links count.
+    status = read_optional(
+        nvml,
+        nvml.nvmlDeviceGetP2PStatus,
+        one.handle,
+        other.handle,
+        nvml.NVML_P2P_CAPS_INDEX_NVLINK,
+    )
+    if status is not None and status != nvml.NVML_P2P_STATUS_OK:
+        return 0
+    # Where P2P is granted, a link whose end is hidden may lead there; else only one to a switch.
+    kinds = {False} if status is None else {False, None}
+    return min(sum(link.is_to_gpu in kinds for link in end.nvlinks) for end in (one, other))
+
+
+def read_numa_node(nvml: ModuleType, handle: object, pci_bus_id: str, sys_root: Path) -> int | None:
+    """Return the NUMA node nearest to a GPU; None where it is hidden or there are several."""
+    domain, _, rest = pci_bus_id.partition(":")
+    path = sys_root / f"bus/pci/devices/{int(domain, 16):04x}:{rest}/numa_node"
+    try:
+        node = int(path.read_text())
+    except (OSError, ValueError):
+        node = -1
+    if node >= 0:
+        return node
+    mask = read_optional(
+        nvml,
+        nvml.nvmlDeviceGetMemoryAffinity,
+        handle,
+        MASK_WORDS,
+        nvml.NVML_AFFINITY_SCOPE_NODE,
+    )
+    nodes = [] if mask is None else _nodes_from_mask(list(mask))
+    return nodes[0] if len(nodes) == 1 else None
+
+
+def _nodes_from_mask(words: list[int]) -> list[int]:
+    """List the bits that are set, 64 a word.
+
+    >>> _nodes_from_mask([2, 1])
+    [1, 64]
+    """
+    return [64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1]

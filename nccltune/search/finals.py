@@ -1,0 +1,178 @@
+"""After the trials: the best few again on fresh launches, ablation, the duel.
+
+And what a server needs besides.
+
+The best of many noisy trials looks better than it is, so nothing measured before this point
+supports a claim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from nccltune.block_rule import BlockRule
+from nccltune.measurement import Bench, Launch, PayloadRequest, Settings
+from nccltune.search.ablation import ablate
+from nccltune.search.duel import run_duel
+from nccltune.search.objective import Objective, pooled_medians
+from nccltune.search.result import AblationStep, DuelReport, Stage, Verdict
+from nccltune.stats import aa_noise
+
+if TYPE_CHECKING:
+    from nccltune.bench.nccl_log import NcclReport
+    from nccltune.search.trials import Trials
+
+FINALIST_COUNT = 3
+DUEL_COUNT = 2
+"""If the first candidate fails its duel, the next may try; each has half the error level."""
+
+Follow = Callable[[Stage, Settings, Launch | None], None]
+
+
+@runtime_checkable
+class FreshBench(Bench, Protocol):
+    """A bench that can launch anew, look up what NCCL does, and run other collectives."""
+
+    def inspect(self, settings: Settings, requests: Sequence[PayloadRequest]) -> NcclReport:
+        """Look up what NCCL really does."""
+        ...
+
+    def check_collectives(self, settings: Settings) -> Launch:
+        """Run the other collectives and measure memory."""
+        ...
+
+
+class Finals:
+    """The proof of one search; what it found is in its attributes, also when it was interrupted.
+
+    Attributes:
+        settings: the settings that won, empty when none did.
+        duel: of the candidate that won, or of the last that failed.
+        ablation: what each setting of the first finalist was worth.
+        collectives: the check of the other collectives under the winner.
+        used: what NCCL does under the winner, by payload size.
+        fresh_us: medians over the winner's fresh launches, by payload size.
+        reference_us: the same for the baseline.
+    """
+
+    def __init__(
+        self,
+        bench: FreshBench,
+        objective: Objective,
+        trials: Trials,
+        *,
+        min_gain: float,
+        is_over: Callable[[], bool],
+        follow: Follow,
+    ) -> None:
+        self._bench = bench
+        self._objective = objective
+        self._trials = trials
+        self._min_gain = min_gain
+        self._is_over = is_over
+        self._follow = follow
+        self.settings: Settings = {}
+        self.duel: DuelReport | None = None
+        self.ablation: tuple[AblationStep, ...] | None = None
+        self.collectives: Launch | None = None
+        self.used: dict[int, str] = {}
+        self.fresh_us: dict[int, float] = {}
+        self.reference_us: dict[int, float] = {}
+
+    def run(self) -> None:
+        """Prove the best candidate, or find that none holds."""
+        ranked = [one for one in self._trials.ranked() if self._promises_gain(one.launch)]
+        finalists = [one.launch.settings for one in ranked[:FINALIST_COUNT]]
+        if not finalists:
+            return
+        finalists = self._remeasure(finalists)
+        if not finalists:
+            return
+        reduced, self.ablation = ablate(
+            self._bench,
+            finalists[0],
+            self._objective.requests,
+            self._objective,
+            deadline=self._is_over,
+            on_launch=lambda launch: self._follow(Stage.ABLATION, launch.settings, launch),
+        )
+        for candidate in [reduced, *finalists[1:]][:DUEL_COUNT]:
+            if self._duel(candidate) and self._check(candidate):
+                self.settings = candidate
+                return
+
+    def _promises_gain(self, launch: Launch) -> bool:
+        baseline = self._trials.baseline_us
+        score = self._objective.log_score(launch.median_us, baseline)
+        return score < math.log(1.0 - self._min_gain)
+
+    def _remeasure(self, finalists: Sequence[Settings]) -> list[Settings]:
+        """Launch each twice more between baselines, mirrored in time.
+
+        And return them best first.
+        """
+        order: list[Settings] = [{}, *finalists, *reversed(finalists), {}]
+        launches: dict[int, list[Launch]] = {}
+        for settings in order:
+            if self._is_over():
+                break
+            self._follow(Stage.REMEASURE, settings, None)
+            launch = self._bench.launch(settings, self._objective.requests)
+            self._follow(Stage.REMEASURE, settings, launch)
+            idx = finalists.index(settings) if settings else -1
+            launches.setdefault(idx, []).append(launch)
+        if not all(one.is_complete for one in launches.get(-1, [])) or -1 not in launches:
+            return list(finalists)
+        reference = pooled_medians(launches[-1])
+        noise = self._trials.noise
+        scores: dict[int, float] = {}
+        for idx in range(len(finalists)):
+            again = launches.get(idx, [])
+            if again and all(one.is_complete for one in again):
+                assessment = self._objective.assess(pooled_medians(again), reference, noise)
+                if assessment.guard != "broken":
+                    scores[idx] = assessment.score_ratio
+        return [finalists[idx] for idx in sorted(scores, key=scores.__getitem__)]
+
+    def _duel(self, candidate: Settings) -> bool:
+        def note(launch: Launch) -> None:
+            collected[bool(launch.settings)].append(launch)
+            self._follow(Stage.DUEL, launch.settings, launch)
+
+        collected: dict[bool, list[Launch]] = {True: [], False: []}
+        levels = tuple(level / DUEL_COUNT for level in BlockRule().levels)
+        self.duel = run_duel(
+            self._bench,
+            candidate,
+            self._objective.requests,
+            self._objective,
+            rule=BlockRule(levels=levels, min_gain=self._min_gain),
+            noise=self.launch_noise,
+            deadline=self._is_over,
+            on_launch=note,
+        )
+        complete = {
+            key: [one for one in some if one.is_complete] for key, some in collected.items()
+        }
+        if all(complete.values()):
+            self.fresh_us = pooled_medians(complete[True])
+            self.reference_us = pooled_medians(complete[False])
+        return self.duel.verdict is Verdict.IMPROVED
+
+    @property
+    def launch_noise(self) -> float | None:
+        """A/A noise of this host: spread of the log score over the baselines of this search."""
+        baselines = self._trials.baselines
+        reference = pooled_medians(baselines)
+        return aa_noise(
+            [math.exp(self._objective.log_score(one.median_us, reference)) for one in baselines]
+        )
+
+    def _check(self, candidate: Settings) -> bool:
+        self._follow(Stage.CHECKS, candidate, None)
+        self.collectives = self._bench.check_collectives(candidate)
+        self._follow(Stage.CHECKS, candidate, self.collectives)
+        self.used = dict(self._bench.inspect(candidate, self._objective.requests).used)
+        return self.collectives.is_complete

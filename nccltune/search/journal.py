@@ -1,0 +1,141 @@
+"""The study on disk: an Optuna journal that survives being killed at any instant.
+
+And the lock that keeps others out.
+
+Optuna 5.0.0, tried: a journal with a half-written last line opens, but the next append makes it
+unreadable for good; a lock file left by a killed process stalls the next for 30 s; trials that were
+running stay so for ever. Hence a lock of our own first, then the torn tail is cut, the stale lock
+removed and the left trials told as failed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import TrialState
+
+from nccltune.errors import BusyError, FileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+STUDY_NAME = "nccltune"
+PLAN_KEY = "nccltune.plan"
+LOCK_GRACE_S = 30
+
+
+@contextmanager
+def search_lock(path: Path) -> Iterator[None]:
+    """Hold the lock that only one search on a host can have.
+
+    Raises:
+        BusyError: another search holds it.
+        FileError: the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = path.open("a+")
+    except OSError as error:
+        raise FileError(path, f"cannot be written: {error.strerror}") from error
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            handle.seek(0)
+            holder = handle.read().strip() or "unknown"
+            message = (
+                f"another search (process {holder}) is running on this host;"
+                " wait for it, or stop it"
+            )
+            raise BusyError(message, code="search_running") from error
+        handle.truncate(0)
+        handle.write(str(os.getpid()))
+        handle.flush()
+        yield
+
+
+def open_study(
+    path: Path, plan: dict[str, object], *, is_resume: bool, sampler: optuna.samplers.BaseSampler
+) -> optuna.Study:
+    """Create a study, or open the one that a stopped search left. Call it under ``search_lock``.
+
+    Args:
+        path: the journal file.
+        plan: what makes trials comparable (workload, host, base environment); kept in the study and
+            compared on resume.
+        is_resume: open what is there; else an old journal is set aside as ``NAME.old``.
+        sampler: draws proposals.
+
+    Raises:
+        FileError: nothing to resume, a damaged journal, or one of another workload or host.
+    """
+    if is_resume and not path.exists():
+        raise FileError(path, "there is no search to resume; run without --resume", code="no_study")
+    try:
+        if is_resume:
+            _mend(path)
+        elif path.exists():
+            path.replace(path.with_suffix(path.suffix + ".old"))
+        storage = _storage(path)
+        study = optuna.create_study(
+            study_name=STUDY_NAME,
+            storage=storage,
+            sampler=sampler,
+            direction="minimize",
+            load_if_exists=is_resume,
+        )
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            study.tell(trial.number, state=TrialState.FAIL)
+        _compare_plan(study, plan, path)
+    except OSError as error:
+        raise FileError(path, f"cannot be used: {error.strerror}") from error
+    except (KeyError, ValueError, TypeError, AssertionError) as error:
+        reason = f"is damaged ({type(error).__name__}); move it away and search anew"
+        raise FileError(path, reason, code="damaged_study") from error
+    return study
+
+
+def _storage(path: Path) -> JournalStorage:
+    lock = JournalFileOpenLock(str(path), grace_period=LOCK_GRACE_S)
+    return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+
+
+def _mend(path: Path) -> None:
+    """Cut a half-written last line and remove the lock of a process that is gone.
+
+    Refuse damage further up.
+    """
+    for stale in path.parent.glob(path.name + ".lock*"):
+        stale.unlink()
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    for number, line in enumerate(content[:whole].splitlines(), start=1):
+        try:
+            json.loads(line)
+        except ValueError:
+            text = line.decode(errors="replace")
+            reason = "is damaged; move it away and search anew"
+            raise FileError(path, reason, line=number, text=text, code="damaged_study") from None
+    if whole < len(content):
+        with path.open("r+b") as handle:
+            handle.truncate(whole)
+            os.fsync(handle.fileno())
+
+
+def _compare_plan(study: optuna.Study, plan: dict[str, object], path: Path) -> None:
+    before = study.user_attrs.get(PLAN_KEY)
+    if before is None:
+        study.set_user_attr(PLAN_KEY, plan)
+        return
+    differing = sorted(k for k in {*plan, *before} if plan.get(k) != before.get(k))
+    if differing:
+        reason = f"belongs to another search ({', '.join(differing)} differ); run without --resume"
+        raise FileError(path, reason, code="other_study")

@@ -1,0 +1,247 @@
+"""From trials and finals to the result: verdict, one sentence, the table payload by payload."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from nccltune.measurement import Bench, Outcome, Settings
+from nccltune.search.objective import Objective, pooled_medians
+from nccltune.search.result import (
+    Comparison,
+    DuelReport,
+    Interval,
+    PayloadRow,
+    SearchResult,
+    Verdict,
+)
+from nccltune.stats import interval_from_baseline_spread
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from nccltune.search.engine import SearchPlan
+    from nccltune.search.finals import Finals
+    from nccltune.search.trials import Trials, Tried
+
+FOLK_NAME = "folk-ll-ring"
+UNKNOWN = Interval(0.0, math.inf, "not enough launches for an interval")
+NO_FRESH = (
+    "duel, ablation, the check of other collectives and the memory cost were not run:"
+    " a recording has no fresh launches"
+)
+NOT_ASKED = "duel, ablation and the check of other collectives were not run: switched off"
+NO_PROMISE = "duel and ablation were not run: no candidate came near a gain worth having"
+ENDED = "duel and ablation were not finished: the search was stopped"
+
+
+class Report:
+    """Turns what a search knows into its result."""
+
+    def __init__(
+        self,
+        plan: SearchPlan,
+        bench: Bench,
+        objective: Objective,
+        trials: Trials,
+        study_path: Path,
+    ) -> None:
+        self._plan = plan
+        self._bench = bench
+        self._objective = objective
+        self._trials = trials
+        self._study_path = study_path
+
+    def result(
+        self, finals: Finals | None, duration_s: float, *, is_interrupted: bool
+    ) -> SearchResult:
+        """Return what is known now."""
+        winner, ratio, interval, verdict = self._answer(finals)
+        if is_interrupted and not (finals and finals.settings):
+            verdict = Verdict.INCONCLUSIVE
+        duel = finals.duel if finals else None
+        settings = winner if verdict is Verdict.IMPROVED else {}
+        shown = settings or (duel.settings if duel else winner)
+        return SearchResult(
+            verdict=verdict,
+            sentence=self._sentence(verdict, ratio, interval, duel, is_interrupted=is_interrupted),
+            settings=dict(settings),
+            score_ratio=ratio,
+            score_interval=interval,
+            payloads=self._rows(shown, finals),
+            trial_count=len(self._trials.finished),
+            duration_s=duration_s,
+            source=self._bench.source,
+            outcome_counts={Outcome(k): v for k, v in self._trials.outcome_counts.items()},
+            failures=self._trials.failures,
+            comparisons=self._comparisons(),
+            duel=duel,
+            ablation=finals.ablation if finals else None,
+            collectives=finals.collectives if finals else None,
+            memory_bytes_per_gpu=self._memory_bytes(finals),
+            not_run=self._not_run(finals, is_interrupted=is_interrupted),
+            study_path=str(self._study_path),
+            is_interrupted=is_interrupted,
+            phases_s={"engine": self._trials.engine_s},
+        )
+
+    def _answer(self, finals: Finals | None) -> tuple[Settings, float, Interval, Verdict]:
+        """Return winner, score ratio, its interval and the verdict."""
+        if finals is not None and finals.duel is not None:
+            duel = finals.duel
+            verdict = duel.verdict
+            if verdict is Verdict.IMPROVED and not finals.settings:
+                verdict = Verdict.KEEP_DEFAULT  # it won, and other collectives failed under it
+            return finals.settings, duel.score_ratio, duel.interval, verdict
+        best = next(iter(self._trials.ranked()), None)
+        if best is None or best.assessment is None:
+            verdict = Verdict.KEEP_DEFAULT if self._is_searched() else Verdict.INCONCLUSIVE
+            return {}, 1.0, UNKNOWN, verdict
+        ratio = best.assessment.score_ratio
+        interval = self._interval_from_spread(ratio)
+        worth = 1.0 - self._plan.min_gain
+        if ratio > worth:
+            verdict = Verdict.KEEP_DEFAULT if self._is_searched() else Verdict.INCONCLUSIVE
+        elif self._bench.baseline_launches() and interval.high < 1.0:
+            verdict = Verdict.IMPROVED
+        else:
+            verdict = Verdict.INCONCLUSIVE
+        return best.launch.settings, ratio, interval, verdict
+
+    def _is_searched(self) -> bool:
+        """Whether enough was tried to say that nothing better was found."""
+        return len(self._trials.finished) >= min(self._plan.trial_count, 10)
+
+    def _interval_from_spread(self, ratio: float) -> Interval:
+        """The interval of a single launch, or of a recorded candidate.
+
+        From the baseline's own spread.
+        """
+        baselines = list(self._bench.baseline_launches()) or self._trials.baselines
+        if not baselines:
+            return UNKNOWN
+        reference = pooled_medians(baselines)
+        scores = [
+            math.exp(self._objective.log_score(one.median_us, reference)) for one in baselines
+        ]
+        count = len(baselines) if self._bench.baseline_launches() else 1
+        found = interval_from_baseline_spread(ratio, scores, reference_count=count)
+        return Interval(found.low, found.high, found.method) if found else UNKNOWN
+
+    def _rows(self, settings: Settings, finals: Finals | None) -> tuple[PayloadRow, ...]:
+        tuned, baseline = self._pair(settings, finals)
+        guards = finals.duel.guards if finals and finals.duel else {}
+        weights = self._objective.weights
+        rows = []
+        for size in sorted(tuned.keys() & baseline.keys()):
+            interval = guards.get(size)
+            rows.append(
+                PayloadRow(
+                    size_bytes=size,
+                    weight=weights.get(size, 0.0),
+                    is_guard=size in self._objective.guard_sizes,
+                    baseline_us=baseline[size],
+                    tuned_us=tuned[size],
+                    ratio=tuned[size] / baseline[size],
+                    ratio_low=interval.low if interval else None,
+                    ratio_high=interval.high if interval else None,
+                    used=finals.used.get(size, "") if finals else "",
+                )
+            )
+        return tuple(rows)
+
+    def _pair(
+        self, settings: Settings, finals: Finals | None
+    ) -> tuple[Mapping[int, float], Mapping[int, float]]:
+        if finals is not None and finals.fresh_us:
+            return finals.fresh_us, finals.reference_us
+        trial = self._trial_of(settings)
+        if trial is None or not self._trials.baselines:
+            return {}, {}
+        baseline = {
+            size: trial.launch.median_us[size] / ratio
+            for size, ratio in (trial.assessment.ratios if trial.assessment else {}).items()
+        }
+        return trial.launch.median_us, baseline
+
+    def _trial_of(self, settings: Settings) -> Tried | None:
+        found = (t for t in self._trials.finished if t.launch.settings == settings)
+        return next(found, None)
+
+    def _comparisons(self) -> tuple[Comparison, ...]:
+        if self._plan.folk is None:
+            return ()
+        trial = self._trial_of(self._plan.folk)
+        if trial is None:
+            return ()
+        assessment = trial.assessment
+        return (
+            Comparison(
+                name=FOLK_NAME,
+                settings=trial.launch.settings,
+                outcome=trial.launch.outcome,
+                score_ratio=assessment.score_ratio if assessment else None,
+                ratios=assessment.ratios if assessment else {},
+                message=trial.launch.message or self._folk_words(assessment.ratios)
+                if assessment
+                else trial.launch.message,
+            ),
+        )
+
+    def _folk_words(self, ratios: Mapping[int, float]) -> str:
+        scored = self._objective.weights
+        verify = [ratio for size, ratio in ratios.items() if size in scored]
+        slow = max(self._objective.guard_sizes, key=lambda size: ratios.get(size, 0.0), default=0)
+        is_better = bool(verify) and max(verify) < 1.0 - self._plan.min_gain
+        first = "faster than" if is_better else "no better than"
+        words = f"{first} the defaults at verify sizes"
+        if ratios.get(slow, 0.0) > 1.05:
+            words += f", {ratios[slow]:.1f} times as long at {slow} B"
+        return words
+
+    def _not_run(self, finals: Finals | None, *, is_interrupted: bool) -> str:
+        if self._bench.baseline_launches():
+            return NO_FRESH
+        if is_interrupted and not (finals and finals.duel):
+            return ENDED
+        if finals is None:
+            return NOT_ASKED
+        return NO_PROMISE if finals.duel is None else ""
+
+    @staticmethod
+    def _memory_bytes(finals: Finals | None) -> int | None:
+        check = finals.collectives if finals else None
+        return max(check.memory_bytes) if check and check.memory_bytes else None
+
+    def _sentence(
+        self,
+        verdict: Verdict,
+        ratio: float,
+        interval: Interval,
+        duel: DuelReport | None,
+        *,
+        is_interrupted: bool,
+    ) -> str:
+        count = len(self._trials.finished)
+        if is_interrupted and verdict is Verdict.INCONCLUSIVE:
+            return f"Stopped after {count} trials; all of them are kept."
+        band = f"{ratio:.3f} (95 % interval {interval.low:.3f} to {interval.high:.3f})"
+        if verdict is Verdict.IMPROVED:
+            return (
+                "Improved: the communication time of a decode iteration falls to"
+                f" {band} of the defaults', and no guarded size gets slower."
+            )
+        if verdict is Verdict.KEEP_DEFAULT:
+            if duel is not None:
+                reason = duel.message or "other collectives failed under it"
+                return (
+                    f"The defaults are already best here: the best of {count} trials is {reason}."
+                )
+            return (
+                f"The defaults are already best here: none of {count} trials gains 1 % over them."
+            )
+        reason = (
+            duel.message if duel is not None and duel.message else "not proven on fresh launches"
+        )
+        return f"Inconclusive: the best of {count} trials reaches {band}, {reason}."

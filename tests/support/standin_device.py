@@ -1,0 +1,113 @@
+"""A device for rank processes without a GPU: made-up times, real processes, and every fault on
+demand.
+
+Times depend on the settings in the environment as a made-up NCCL's would. ``STANDIN_FAULTS`` lists
+``KIND@RANK:NAME=VALUE`` separated by ``;``; KIND is crash, segfault, exit, reject, unsupported,
+hang_in_init, error, leak (ignore SIGTERM, leave a child), gone (the GPU is lost), wrong_collective.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from nccltune.bench.rank import RankSamples, Refused, Role, Unsupported
+
+if TYPE_CHECKING:
+    from nccltune.measurement import PayloadRequest
+
+BASE_US = 7.0
+BYTES_PER_US = 300_000.0
+
+
+def versions() -> dict[str, str]:
+    """Versions of nothing."""
+    if os.environ.get("CUDA_HOME") == "/broken":
+        raise OSError("libnccl.so.2: cannot open shared object file")
+    return {"torch": "0.0", "nccl": "0.0.0"}
+
+
+def open_device(role: Role) -> StandIn:
+    """Take no GPU."""
+    return StandIn(role)
+
+
+class StandIn:
+    """A rank on no GPU."""
+
+    def __init__(self, role: Role) -> None:
+        self._role = role
+        seed = os.environ.get("NCCL_MIN_CTAS", "") + str(os.getpid())
+        self._rng = random.Random(seed)
+
+    def _has_fault(self, kind: str) -> bool:
+        for wish in filter(None, os.environ.get("STANDIN_FAULTS", "").split(";")):
+            head, _, setting = wish.partition(":")
+            name, _, value = setting.partition("=")
+            if head == f"{kind}@{self._role.rank}" and os.environ.get(name) == value:
+                return True
+        return False
+
+    def open_context(self) -> None:
+        """Fail where the GPU is to be gone."""
+        if self._has_fault("gone"):
+            raise RuntimeError("CUDA error: no CUDA-capable device is detected")
+
+    def unique_id(self) -> bytes:
+        """Make an id."""
+        return b"id"
+
+    def connect(self, unique_id: bytes) -> None:
+        """Read the settings as NCCL's init does."""
+        if self._has_fault("hang_in_init"):
+            time.sleep(3600)
+        if self._has_fault("reject"):
+            raise Refused('ncclCommInitRank failed with code 5: Unrecognized element token "bogus"')
+
+    def measure(self, request: PayloadRequest, seed: int) -> RankSamples:
+        """Make up times."""
+        self._fail_on_demand()
+        threshold = os.environ.get("NCCL_THREAD_THRESHOLDS", "")
+        factor = 0.9 if threshold.split()[3:4] == ["4"] else 1.0
+        factor *= 0.95 if os.environ.get("NCCL_MIN_CTAS") in ("16", "32") else 1.0
+        is_folk = os.environ.get("NCCL_PROTO", "").endswith("LL") and request.size_bytes > 1 << 20
+        factor *= 3.0 if is_folk else 1.0
+        mean = factor * (BASE_US + request.size_bytes / BYTES_PER_US)
+        launch = self._rng.gauss(1.0, 0.003)
+        samples = [mean * launch * self._rng.gauss(1.0, 0.005) for _ in range(request.replay_count)]
+        return RankSamples(tuple(samples), self._role.fault != "wrong_data")
+
+    def _fail_on_demand(self) -> None:
+        if self._has_fault("crash"):
+            os.kill(os.getpid(), signal.SIGFPE)
+        if self._has_fault("segfault"):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self._has_fault("exit"):
+            print("vm:1:1 [0] NCCL WARN something told on the way out", flush=True)  # noqa: T201
+            os._exit(3)
+        if self._has_fault("unsupported"):
+            raise Unsupported("ncclAllReduce failed with code 5: no algorithm/protocol available")
+        if self._has_fault("error"):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        if self._has_fault("leak"):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+            time.sleep(3600)
+
+    def free_bytes(self) -> int:
+        """Shrink by a made-up 64 MiB with each reading."""
+        self._readings = getattr(self, "_readings", 0) + 1
+        return (1 << 34) - (self._readings << 26)
+
+    def check_collectives(self, seed: int) -> dict[str, bool]:
+        """Say that all is well, or not."""
+        is_right = not self._has_fault("wrong_collective")
+        return {"all_gather": is_right, "broadcast": True, "reduce_scatter": True}
+
+    def close(self) -> None:
+        """Do nothing."""
