@@ -2,8 +2,9 @@
 
     python benchmarks/decision_rule.py [--quick] [--json FILE]
 
-Exits 1 if any false-claim rate is above the rule's error level. The rule is docs/statistics.md's;
-the full run's output is in docs/results/decision-rule.txt. Standard library only.
+Exits 1 if any false-claim rate is above the rule's error level; a quick run, which knows the rates
+less well, allows itself two standard errors. The rule is that of docs/statistics.md; the full run's
+output is in docs/results/decision-rule.txt. Standard library only.
 """
 
 from __future__ import annotations
@@ -261,14 +262,18 @@ class Results:
     null: list[NullCell]
     power: list[PowerCell]
     guards: list[GuardCell]
+    allowed_errors: float
 
     @property
     def is_within_level(self) -> bool:
         """Whether no false-claim rate is above the rule's error level."""
-        return all(cell.worst_rate <= self.rule.total_level for cell in self.null)
+        return all(
+            cell.worst_rate - self.allowed_errors * cell.worst_error <= self.rule.total_level
+            for cell in self.null
+        )
 
 
-def simulate(null_count: int, power_count: int, seed: int) -> Results:
+def simulate(null_count: int, power_count: int, seed: int, allowed_errors: float) -> Results:
     """Run every cell on all cores."""
     null_tasks = [(name, noise, null_count, seed) for name in SCENARIOS for noise in NOISES]
     power_tasks = [
@@ -284,7 +289,7 @@ def simulate(null_count: int, power_count: int, seed: int) -> Results:
         null = pool.map(simulate_null, null_tasks)
         power = pool.map(simulate_power, power_tasks)
         guards = pool.map(simulate_guard, guard_tasks)
-        return Results(RULE, seed, list(null), list(power), list(guards))
+        return Results(RULE, seed, list(null), list(power), list(guards), allowed_errors)
 
 
 def null_lines(cells: Sequence[NullCell]) -> Iterator[str]:
@@ -292,7 +297,11 @@ def null_lines(cells: Sequence[NullCell]) -> Iterator[str]:
     sizes = [LAUNCHES_PER_BLOCK * count for count in budgets()]
     yield f"False claims, equal arms ({cells[0].duel_count} duels a row): share of duels, in %,"
     yield "that claim a gain or a loss when the budget allows so many launches"
-    yield f"{'launches':<27}{'noise':>6} " + "".join(f"{size:>6}" for size in sizes) + "   worst"
+    yield (
+        f"{'arms and noise':<27}{'noise':>6} "
+        + "".join(f"{size:>6}" for size in sizes)
+        + "   worst"
+    )
     for cell in cells:
         rates = "".join(f"{100 * cell.rate(size):6.2f}" for size in sizes)
         worst = f"{100 * cell.worst_rate:5.2f} +- {100 * cell.worst_error:.2f}"
@@ -304,7 +313,7 @@ def where_lines(cells: Sequence[NullCell]) -> Iterator[str]:
     looks = [LAUNCHES_PER_BLOCK * look for look in RULE.looks]
     yield "The same duels with the whole budget: share that ends after exactly so many launches,"
     yield "in %, and of it after the slash the share that ends there with a false claim"
-    yield f"{'launches':<27}{'noise':>6} " + "".join(f"{size:>13}" for size in looks)
+    yield f"{'arms and noise':<27}{'noise':>6} " + "".join(f"{size:>13}" for size in looks)
     for cell in cells:
         shares = "".join(
             f"{100 * cell.ends_by_launches[size] / cell.duel_count:7.2f}/"
@@ -317,7 +326,9 @@ def where_lines(cells: Sequence[NullCell]) -> Iterator[str]:
 def power_lines(cells: Sequence[PowerCell]) -> Iterator[str]:
     """Format what is found of real gains."""
     yield f"Real gains ({cells[0].duel_count} duels a cell): share found in %, mean launches used"
-    yield f"{'gain':<27}{'noise':>6} " + "".join(f"{100 * gain:10.0f} %" for gain in GAINS)
+    yield f"{'arms and noise':<27}{'noise':>6} " + "".join(
+        f"{100 * gain:10.0f} %" for gain in GAINS
+    )
     rows = {(cell.scenario, cell.noise): "" for cell in cells}
     for cell in cells:
         found = 100 * cell.found_count / cell.duel_count
@@ -374,8 +385,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the raw counts to this file")
     options = parser.parse_args()
     started_s = time.perf_counter()
-    scale = 10 if options.quick else 1
-    results = simulate(10_000 // scale, 3_000 // scale, options.seed)
+    if options.quick:
+        results = simulate(1_000, 300, options.seed, allowed_errors=2.0)
+    else:
+        results = simulate(10_000, 3_000, options.seed, allowed_errors=0.0)
     print("\n".join(report_lines(results)))
     duration_s = time.perf_counter() - started_s
     print(f"took {duration_s:.0f} s", file=sys.stderr, flush=True)

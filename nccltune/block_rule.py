@@ -135,11 +135,14 @@ class BlockRule:
         looks: block counts at which something may be decided; the last is the most ever run.
         levels: two-sided error probability spent at each look.
         min_gain: smallest gain worth having; a smaller estimate is never claimed.
+        is_loss_sought: go on while it may still be a loss, where that is an answer of its own; a
+            search only asks whether there is a gain.
     """
 
     looks: tuple[int, ...] = (2, 3, 4, 6, 8, 12)
     levels: tuple[float, ...] = (0.002, 0.004, 0.005, 0.007, 0.010, 0.022)
     min_gain: float = 0.01
+    is_loss_sought: bool = False
 
     def __post_init__(self) -> None:
         """Refuse looks that are not ascending and levels that are not probabilities."""
@@ -204,7 +207,8 @@ class BlockRule:
                 return Answer.GAIN, estimate
             if estimate.low > 0.0 and estimate.mean > worth_having:
                 return Answer.LOSS, estimate
-            if estimate.low > -worth_having:
+            is_loss_open = self.is_loss_sought and estimate.high > worth_having
+            if estimate.low > -worth_having and not is_loss_open:
                 return Answer.NO_GAIN_WORTH_HAVING, estimate
         return (Answer.INCONCLUSIVE if is_last else Answer.CONTINUE), estimate
 

@@ -37,6 +37,7 @@ NEUTRAL_VALUES: Mapping[str, str] = MappingProxyType(
 )
 """What stands for unset in variables that NCCL does not ignore when they are empty (v2.28.9)."""
 
+
 @dataclass(frozen=True, slots=True)
 class ConfFile:
     """One configuration file that NCCL opens.

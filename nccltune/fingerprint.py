@@ -25,6 +25,7 @@ class MatchKind(StrEnum):
     FOREIGN = "foreign"
     """Another kind of host: what was measured says nothing."""
 
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """What a comparison of two fingerprints found.
@@ -40,6 +41,7 @@ class Match:
 
 LinkMatrix = tuple[tuple[str | None, ...], ...]
 """By rank, twice: ``NV18``, ``PIX``, ``PXB``, ``PHB``, ``NODE`` or ``SYS``; ``X`` with itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
@@ -134,14 +136,13 @@ def _required(
     """List what must agree for a host to be of the same kind, with whether it does."""
     is_hidden = made_on.is_partial or here.is_partial
     links = _flat(made_on.link_matrix), _flat(here.link_matrix)
-    nodes = _pattern(made_on.numa_nodes), _pattern(here.numa_nodes)
     return [
         ("gpu_names", made_on.gpu_names == here.gpu_names),
         ("world_size", made_on.world_size == here.world_size),
         ("nccl_version", _is_known_equal(made_on.nccl_version, here.nccl_version)),
         ("driver_version", _driver_branch(made_on) == _driver_branch(here)),
         ("link_matrix", _agrees(*links, use_wildcards=is_same_gpus)),
-        ("numa_nodes", _agrees(*nodes, use_wildcards=is_same_gpus)),
+        ("numa_nodes", _agrees(*_numa_patterns(made_on, here), use_wildcards=is_same_gpus)),
         ("is_partial", is_same_gpus or not is_hidden),
     ]
 
@@ -160,14 +161,29 @@ def _flat(matrix: LinkMatrix) -> list[str | None]:
     return [name for row in matrix for name in row]
 
 
-def _pattern(nodes: Sequence[int | None]) -> list[int | None]:
+def _numa_patterns(
+    one: Fingerprint, other: Fingerprint
+) -> tuple[list[int | None], list[int | None]]:
+    """Return which GPUs live together, on both hosts, for those whose node is known on both."""
+    known = {
+        rank
+        for rank, nodes in enumerate(zip(one.numa_nodes, other.numa_nodes, strict=False))
+        if None not in nodes
+    }
+    return _pattern(one.numa_nodes, known), _pattern(other.numa_nodes, known)
+
+
+def _pattern(nodes: Sequence[int | None], known: Collection[int]) -> list[int | None]:
     """Number NUMA nodes by first appearance: who lives together matters, not the node's name.
 
-    >>> _pattern([1, 1, 0, None])
+    >>> _pattern([1, 1, 0, None], {0, 1, 2})
     [0, 0, 1, None]
     """
-    names: dict[int, int] = {}
-    return [None if node is None else names.setdefault(node, len(names)) for node in nodes]
+    names: dict[int | None, int] = {}
+    return [
+        names.setdefault(node, len(names)) if rank in known else None
+        for rank, node in enumerate(nodes)
+    ]
 
 
 def _agrees(

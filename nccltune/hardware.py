@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 SAME_GPU = "X"
 """Link of a GPU with itself, as ``nvidia-smi topo`` shows it."""
 
+
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
     """A process with a compute context on a GPU; its memory is None where the driver hides it."""

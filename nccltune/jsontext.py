@@ -17,22 +17,30 @@ from nccltune.errors import FileError
 
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 
+# Far above any file of ours; each level costs memory for every place below it.
+_MAX_DEPTH = 64
+
 Place = tuple[str | int, ...]
 """Keys and list positions from the top of the document down to one value."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonText:
-    """A document that was read, with the line of every key and list element in it."""
+    """A document that was read, and can still say where each of its values stands."""
 
     path: Path
     text: str
     data: object
-    lines: Mapping[Place, int]
+
+    @property
+    def lines(self) -> Mapping[Place, int]:
+        """Line of every key and list element; found anew each time, since only errors need it."""
+        return _index_lines(self.path, self.text)
 
     def problem(self, reason: str, *place: str | int, code: str = "bad_file") -> FileError:
         """Build the error for the value at ``place``: file, line, reason and the line's text."""
-        line = self.lines[place] if place in self.lines else self.lines.get(place[:-1], 1)
+        lines = self.lines
+        line = lines[place] if place in lines else lines.get(place[:-1], 1)
         return _problem(self.path, self.text, line, reason, code)
 
     def check_keys(self, mapping: Mapping[str, object], known: Iterable[str]) -> None:
@@ -50,10 +58,18 @@ def parse_json(text: str, path: Path) -> JsonText:
 
     Raises:
         FileError: not JSON (a file cut short, most often), NaN or infinite numbers, one key twice
-            in the same object, or text that is not valid Unicode.
+            in the same object, text that is not valid Unicode, or absurdly deep nesting.
     """
+    has_repeated_key = False
+
+    def note_repeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        nonlocal has_repeated_key
+        mapping = dict(pairs)
+        has_repeated_key |= len(mapping) != len(pairs)
+        return mapping
+
     try:
-        data = json.loads(text, parse_constant=_refuse_constant)
+        data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=note_repeated)
     except json.JSONDecodeError as error:
         raise _syntax_problem(path, text, error) from None
     except RecursionError:
@@ -61,12 +77,27 @@ def parse_json(text: str, path: Path) -> JsonText:
     except ValueError as error:
         reason = f"holds a number that cannot be used: {error}"
         raise FileError(path, reason, code="bad_json") from None
+    if has_repeated_key or _is_too_deep(data):
+        _index_lines(path, text)
     try:
         json.dumps(data, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
         reason = r"holds half of a \ud... pair, which is no text"
         raise FileError(path, reason, code="bad_json") from None
-    return JsonText(path, text, data, _index_lines(path, text))
+    return JsonText(path, text, data)
+
+
+def _is_too_deep(data: object) -> bool:
+    level = [data]
+    for _ in range(_MAX_DEPTH):
+        level = [child for value in level for child in _children(value)]
+    return any(isinstance(value, dict | list) for value in level)
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -113,7 +144,11 @@ class _Frame:
 
 
 def _index_lines(path: Path, text: str) -> dict[Place, int]:
-    """Walk the tokens of valid JSON, without recursion, and note where everything stands."""
+    """Walk the tokens of valid JSON, without recursion, and note where everything stands.
+
+    Raises:
+        FileError: a key stands twice in one object, or the nesting is too deep.
+    """
     lines: dict[Place, int] = {(): 1}
     frames: list[_Frame] = []
     line, position = 1, 0
@@ -137,5 +172,7 @@ def _index_lines(path: Path, text: str) -> dict[Place, int]:
             if top is not None and not top.is_object:
                 lines[tuple(frame.key for frame in frames)] = line
             if token in "{[":
+                if len(frames) == _MAX_DEPTH:
+                    raise _problem(path, text, line, "is nested too deeply", "bad_json")
                 frames.append(_Frame(token == "{", "" if token == "{" else 0, token == "{"))
     return lines

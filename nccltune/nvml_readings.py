@@ -23,6 +23,7 @@ SYS_ROOT = Path("/sys")
 MASK_WORDS = 16
 """64-bit words of a NUMA node mask: 1024 nodes, the most that Linux knows."""
 
+
 @dataclass(frozen=True, slots=True)
 class NvLink:
     """One active NVLink of a GPU.

@@ -133,13 +133,16 @@ def load_profile(path: Path, *, check_owner: bool = True) -> Profile:
         # Opened once and judged by descriptor, so that nobody swaps it in between; O_NONBLOCK
         # because a pipe in its place would block for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(file.fileno())
+        try:
+            status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise FileError(path, "is not a regular file", code="not_a_file")
             if check_owner and os.geteuid() == 0:
                 _refuse_other_hands(path, status)
-            content = file.read(_MAX_PROFILE_BYTES + 1)
+            with open(descriptor, "rb", closefd=False) as file:
+                content = file.read(_MAX_PROFILE_BYTES + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise _unreadable(path, error) from None
     if len(content) > _MAX_PROFILE_BYTES:

@@ -48,7 +48,7 @@ def read_cpu_topology(
     usable = frozenset(os.sched_getaffinity(0) if available is None else available)
     cores: list[frozenset[int]] = []
     seen: set[int] = set()
-    for cpu in sorted(usable - seen):
+    for cpu in sorted(usable):
         if cpu in seen:
             continue
         listed = _read_cpu_list(sys_root / f"cpu/cpu{cpu}/topology/thread_siblings_list")

@@ -63,6 +63,7 @@ MULTICAST_OFF: Mapping[str, str] = {
 }
 """Set in every rank, whatever else is asked: NVLink multicast is pinned off and never searched."""
 
+
 @dataclass(frozen=True, slots=True)
 class HostPlan:
     """Where each rank runs.

@@ -9,6 +9,9 @@ from rich.text import Text
 from nccltune.cli.envelope import one_line
 from nccltune.cli.tables import fact_grid, heading, indent, number_table, settings_block
 from nccltune.cli.words import (
+    SHARED_NOTE,
+    SHARED_SOURCE,
+    describe_source,
     MIB,
     OUTCOME_MEANING,
     format_clock,
@@ -49,7 +52,8 @@ def bench_parts(reports: Sequence[BenchReport]) -> Iterator[RenderableType]:
         yield heading("Settings", report.name)
         yield indent(settings_block(report.settings))
         if report.rows:
-            yield heading("Times", "one all-reduce, over every replay of every launch")
+            note = "one all-reduce, over every replay of every launch"
+            yield heading("Times", SHARED_NOTE if report.source == SHARED_SOURCE else note)
             yield indent(_times_table(report.rows))
             yield heading("Candidate over baseline", "below 1 is faster")
             yield indent(_ratio_table(report.rows))
@@ -86,7 +90,7 @@ def _facts(report: BenchReport) -> Iterator[tuple[str, str]]:
         f"{report.launch_count} of {report.world_size} ranks"
         f" in {format_clock(report.duration_s)} min",
     )
-    yield "source", report.source
+    yield "source", describe_source(report.source)
     if report.interval_method:
         yield "interval", report.interval_method
     if report.memory_bytes_per_gpu is not None:

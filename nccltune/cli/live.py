@@ -21,9 +21,9 @@ from nccltune.measurement import Outcome
 from nccltune.search.result import Progress, SearchObserver, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.text import Text
 
 REFRESHES_PER_S = 4
@@ -39,17 +39,18 @@ STAGE_WORDS = {
 
 
 class PlainView:
-    """One line for every finished launch and every change of stage."""
+    """One line for every finished launch and every stage; the baseline comes again in between."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, words: Mapping[Stage, str] = STAGE_WORDS) -> None:
         self._stream = stream
-        self._stage: Stage | None = None
+        self._words = words
+        self._seen: set[Stage] = set()
 
     def update(self, progress: Progress) -> None:
         """Write what changed; a stream that is gone is nobody's business here."""
-        if progress.stage is not self._stage:
-            self._stage = progress.stage
-            self._write(f"{format_clock(progress.elapsed_s):>7}  {STAGE_WORDS[progress.stage]}")
+        if progress.stage not in self._seen:
+            self._seen.add(progress.stage)
+            self._write(f"{format_clock(progress.elapsed_s):>7}  {self._words[progress.stage]}")
         if progress.launch is not None:
             self._write(_launch_line(progress))
 
@@ -64,12 +65,18 @@ class PlainView:
 def _launch_line(progress: Progress) -> str:
     launch = progress.launch
     assert launch is not None  # noqa: S101 - the caller looked
-    place = f"{progress.trial_idx}/{progress.trial_total}"
+    is_trial = progress.stage is Stage.SEARCH
+    place = f"trial {progress.trial_idx}" if is_trial else str(progress.stage)
     ending = "pruned" if launch.is_pruned else str(launch.outcome)
+    score = ""
+    if progress.score_ratio is not None or progress.best_score_ratio is not None:
+        score = (
+            f"score {format_ratio(progress.score_ratio):>5}  "
+            f"best {format_ratio(progress.best_score_ratio):>5}  "
+        )
     line = (
-        f"{format_clock(progress.elapsed_s):>7}  {place:>7}  {ending:11} "
-        f"score {format_ratio(progress.score_ratio):>5}  "
-        f"best {format_ratio(progress.best_score_ratio):>5}  {format_settings(launch.settings)}"
+        f"{format_clock(progress.elapsed_s):>7}  {place:>9}  {ending:11} {score}"
+        f"{format_settings(launch.settings)}"
     )
     said = launch.message or progress.note
     return f"{line}: {one_line(said)}" if said else line
@@ -82,10 +89,14 @@ class LiveView:
     """
 
     def __init__(
-        self, console: Console, *, name: str, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        name: str,
+        words: Mapping[Stage, str] = STAGE_WORDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console = console
         self._name = name
+        self._words = words
         self._clock = clock
         self._latest: tuple[Progress, float] | None = None
         self._recent: deque[Progress] = deque(maxlen=RECENT_COUNT)
@@ -122,7 +133,7 @@ class LiveView:
         grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         grid.add_column(justify="right", no_wrap=True)
         grid.add_row(
-            Text.assemble((f"nccltune {self._name}", "bold"), "  ", STAGE_WORDS[progress.stage]),
+            Text.assemble((f"nccltune {self._name}", "bold"), "  ", self._words[progress.stage]),
             f"{format_clock(progress.elapsed_s + since_s)} gone, {format_clock(left_s)} left",
         )
         return grid
@@ -138,18 +149,16 @@ class LiveView:
             ProgressBar(total=total, completed=min(progress.trial_idx, total), width=40),
             f"{progress.trial_idx}/{progress.trial_total}",
         )
-        best = Text.assemble(
-            (format_ratio(progress.best_score_ratio), "bold green"),
-            "  ",
-            shorten_settings(progress.best_settings),
-        )
         now = progress.note or shorten_settings(progress.settings)
         waiting = f"  ({since_s:.0f} s)" if progress.launch is None and since_s >= 1.0 else ""
         grid = Table.grid(padding=(0, 2), expand=True)
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         grid.add_row("trials", bar)
-        grid.add_row("best score", best if progress.best_score_ratio is not None else "none yet")
+        if progress.best_score_ratio is not None:
+            ratio = (format_ratio(progress.best_score_ratio), "bold green")
+            best = Text.assemble(ratio, "  ", shorten_settings(progress.best_settings))
+            grid.add_row("best score", best)
         grid.add_row("now", f"{one_line(now)}{waiting}")
         grid.add_row("endings", format_counts(progress.outcome_counts))
         return grid
@@ -188,19 +197,21 @@ def _story(past: Progress) -> str:
 
 
 @contextmanager
-def follow(name: str, *, wants_json: bool) -> Iterator[SearchObserver]:
+def follow(
+    name: str, *, wants_json: bool, words: Mapping[Stage, str] = STAGE_WORDS
+) -> Iterator[SearchObserver]:
     """Yield the view that fits: live for a person at a terminal, else plain lines for a log."""
     is_watched = sys.stdout is not None and sys.stdout.isatty() and sys.stderr.isatty()
     if wants_json or not is_watched:
-        yield PlainView(sys.stderr)
+        yield PlainView(sys.stderr, words)
         return
     from rich.live import Live
 
     console = render.make_console(sys.stderr)
     if console.is_dumb_terminal:
-        yield PlainView(sys.stderr)
+        yield PlainView(sys.stderr, words)
         return
-    view = LiveView(console, name=name)
+    view = LiveView(name=name, words=words)
     with Live(
         get_renderable=view.draw,
         console=console,

@@ -65,6 +65,7 @@ def gpu_options(command: Decorated) -> Decorated:
             is_flag=True,
             help="Put all ranks on one GPU: for diagnosis only, latencies mean nothing.",
         ),
+        click.option("--force", is_flag=True, help="Measure although somebody else uses the GPUs."),
         click.option(
             "--launch-timeout-s",
             type=click.FloatRange(min=1.0),

@@ -31,9 +31,7 @@ def command(**options: object) -> Answer:
     steps and 3 draft tokens. A server's launch command can stand after --.
     """
     demand = workload_from_options(WorkloadOptions(**options))  # type: ignore[arg-type]
-    return Answer(
-        data=payloads_data(demand), show=lambda: _parts(demand), warnings=demand.doubts
-    )
+    return Answer(data=payloads_data(demand), show=lambda: _parts(demand), warnings=demand.doubts)
 
 
 def payloads_data(demand: Demand) -> dict[str, object]:

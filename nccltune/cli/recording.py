@@ -150,10 +150,8 @@ def _show_parts(recording: Recording, path: str) -> Iterator[RenderableType]:
             ("versions", _versions(recording)),
             ("method", manifest.method),
             ("always set", format_settings(manifest.base_environment)),
-            (
-                "holds",
-                f"{len(recording.launches)} launches, {_candidate_count(recording)} candidates",
-            ),
+            ("candidates", f"{_candidate_count(recording)}"),
+            ("launches", f"{len(recording.launches)} ({format_counts(_outcomes(recording))})"),
         )
     )
     yield heading("Defaults", "medians of fresh launches, in us of one all-reduce")

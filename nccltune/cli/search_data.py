@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from nccltune.measurement import Launch
+    from nccltune.measurement import Launch, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,10 @@ def search_data(
             "settings": dict(result.settings) if result.verdict is Verdict.IMPROVED else {},
             "path": None if saved.path is None else str(saved.path),
         },
-        "best_settings": dict(result.settings),
+        "best_settings": dict(best_settings(result)),
         "payloads": [_payload(row) for row in result.payloads],
         "score_ratio": result.score_ratio,
-        "score_ci": [result.score_interval.low, result.score_interval.high],
+        "score_ci": _interval(result.score_interval),
         "score_ci_method": result.score_interval.method,
         "trial_count": result.trial_count,
         "duration_s": result.duration_s,
@@ -64,6 +65,13 @@ def search_data(
         "phases_s": dict(result.phases_s),
         "next_command": next_command,
     }
+
+
+def best_settings(result: SearchResult) -> Settings:
+    """Return the settings that the payload table is about: the winner's, or the best that failed."""
+    if result.settings or result.duel is None:
+        return result.settings
+    return result.duel.settings
 
 
 def _payload(row: PayloadRow) -> Mapping[str, object]:
@@ -114,7 +122,10 @@ def _duel(duel: DuelReport) -> Mapping[str, object]:
     }
 
 
-def _interval(interval: Interval) -> list[float]:
+def _interval(interval: Interval) -> list[float | None]:
+    """Return both ends; an interval that is not known is open above, and tells nothing."""
+    if not math.isfinite(interval.high):
+        return [None, None]
     return [interval.low, interval.high]
 
 

@@ -9,8 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from nccltune.cli.envelope import one_line
+from nccltune.cli.search_data import best_settings
 from nccltune.cli.tables import fact_grid, heading, indent, number_table, settings_block
 from nccltune.cli.words import (
+    SHARED_NOTE,
+    SHARED_SOURCE,
+    describe_source,
     LIKELY_SLOWER_RATIO,
     MIB,
     OUTCOME_MEANING,
@@ -47,8 +51,10 @@ def search_parts(
     """Yield the report of a search from top to bottom."""
     yield Text(result.sentence, style=VERDICT_STYLE[result.verdict])
     yield fact_grid(_facts(result))
-    yield heading("Payloads", "median time of one all-reduce; ratio below 1 is faster")
-    yield indent(_payload_table(result.payloads))
+    if result.payloads:
+        note = "median time of one all-reduce; ratio below 1 is faster"
+        yield heading("Payloads", SHARED_NOTE if result.source == SHARED_SOURCE else note)
+        yield indent(_payload_table(result.payloads))
     yield from _settings(result)
     yield from _comparisons(result)
     yield from _failures(result.failures)
@@ -65,8 +71,8 @@ def _facts(result: SearchResult) -> Iterator[tuple[str, str]]:
     interval = result.score_interval
     yield (
         "score",
-        f"{format_ratio(result.score_ratio)} of the baseline's all-reduce time "
-        f"(95 % interval {format_interval(interval.low, interval.high)})",
+        f"{format_ratio(result.score_ratio)} of the baseline's all-reduce time, "
+        f"95 % interval {format_interval(interval.low, interval.high)}",
     )
     if interval.method:
         yield "interval", interval.method
@@ -75,7 +81,7 @@ def _facts(result: SearchResult) -> Iterator[tuple[str, str]]:
         f"{result.trial_count} in {format_clock(result.duration_s)} min"
         f" ({format_counts(result.outcome_counts)})",
     )
-    yield "source", result.source
+    yield "source", describe_source(result.source)
     if result.duel is not None:
         duel = result.duel
         yield (
@@ -122,9 +128,10 @@ def _ratio_text(ratio: float | None, *, is_guard: bool = False) -> Text:
 
 def _settings(result: SearchResult) -> Iterator[RenderableType]:
     is_better = result.verdict is Verdict.IMPROVED
-    yield heading(
-        "Settings" if is_better else "Best settings tried", "" if is_better else "not saved"
-    )
+    settings = best_settings(result)
+    if not settings:
+        return
+    yield heading("Settings") if is_better else heading("Best settings tried", "not saved")
     remarks = {}
     dropped = []
     for step in result.ablation or ():
@@ -132,7 +139,7 @@ def _settings(result: SearchResult) -> Iterator[RenderableType]:
             dropped.append(step.variable)
         elif step.score_ratio_without is not None:
             remarks[step.variable] = f"without it {format_change(step.score_ratio_without)}"
-    yield indent(settings_block(result.settings, remarks))
+    yield indent(settings_block(settings, remarks))
     if dropped:
         yield indent(Text(f"left out, as they do not pay: {', '.join(dropped)}", style="dim"))
 
@@ -161,14 +168,15 @@ def _comparison_sentence(comparison: Comparison, rows: tuple[PayloadRow, ...]) -
     parts = []
     if comparison.score_ratio is not None:
         parts.append(f"{format_change(comparison.score_ratio)} by score")
+    if comparison.message:
+        return f"{comparison.name}: {'; '.join([*parts, one_line(comparison.message)])}"
     sizes = {row.size_bytes for row in rows}
     known = {size: ratio for size, ratio in comparison.ratios.items() if size in sizes}
     if known:
         worst = max(known, key=lambda size: known[size])
         if known[worst] > LIKELY_SLOWER_RATIO:
             parts.append(f"{format_change(known[worst])} at {name_size(worst)}")
-    said = f" ({one_line(comparison.message)})" if comparison.message else ""
-    return f"{comparison.name}: {'; '.join(parts) or 'measured'}{said}"
+    return f"{comparison.name}: {'; '.join(parts) or 'measured'}"
 
 
 def _failures(failures: tuple[Failure, ...]) -> Iterator[RenderableType]:

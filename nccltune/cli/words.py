@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ LIKELY_SLOWER_RATIO = 1.05
 LIKELY_FASTER_RATIO = 0.99
 """Below this a payload is shown as a gain: 1 % is the smallest gain worth having."""
 
+SHARED_SOURCE = "shared-gpu"
+SHARED_NOTE = "ONE GPU SHARED BY ALL RANKS: these times mean nothing"
 NO_SETTINGS = "(none: the defaults)"
 OUTCOME_MEANING: Mapping[Outcome, str] = {
     Outcome.OK: "measured",
@@ -52,6 +55,19 @@ def shorten_settings(settings: Settings) -> str:
     return format_settings(settings).replace("NCCL_", "").replace("allreduce:", "")
 
 
+def describe_source(source: str) -> str:
+    """Say what a source is worth.
+
+    >>> describe_source("recording:h200-2x-shm")
+    'recording:h200-2x-shm (saved measurements of real GPUs; nothing was run here)'
+    """
+    if source == SHARED_SOURCE:
+        return f"{source} (one GPU for all ranks: for diagnosis only)"
+    if source.startswith("recording:"):
+        return f"{source} (saved measurements of real GPUs; nothing was run here)"
+    return source
+
+
 def format_us(time_us: float | None) -> str:
     """Write a time of one all-reduce: two decimals where they can mean something.
 
@@ -78,12 +94,14 @@ def style_ratio(ratio: float | None, *, is_guard: bool = False) -> str:
 
 
 def format_interval(low: float | None, high: float | None) -> str:
-    """Write both ends of an interval of a ratio.
+    """Write both ends of an interval of a ratio; one that is open above tells nothing.
 
     >>> format_interval(0.861, 0.8931)
     '0.861..0.893'
     """
-    return "-" if low is None or high is None else f"{low:.3f}..{high:.3f}"
+    if low is None or high is None or not math.isfinite(high):
+        return "-"
+    return f"{low:.3f}..{high:.3f}"
 
 
 def format_clock(duration_s: float | None) -> str:

@@ -15,13 +15,14 @@ from nccltune.search.duel import (
     Deadline,
     DuelObjective,
     FreshLaunches,
+    Launcher,
     LaunchFailedError,
     OnLaunch,
 )
 from nccltune.search.result import AblationStep
 
 if TYPE_CHECKING:
-    from nccltune.measurement import Bench, PayloadRequest, Settings
+    from nccltune.measurement import PayloadRequest, Settings
 
 TOLERANCE = math.log(1.005)
 """A setting must be worth more than this. Half of the smallest gain worth claiming, so that two
@@ -42,7 +43,7 @@ Medians = Mapping[int, float]
 
 
 def ablate(
-    bench: Bench,
+    bench: Launcher,
     settings: Settings,
     requests: Sequence[PayloadRequest],
     objective: DuelObjective,
@@ -77,7 +78,7 @@ def ablate(
     costs = work.costs(names, _round_count(noise))
     dropped = work.confirm(_droppable(costs))
     steps = tuple(
-        AblationStep(name, cost and math.exp(cost.log_score), name in dropped)
+        AblationStep(name, None if cost is None else math.exp(cost.log_score), name in dropped)
         for name, cost in costs.items()
     )
     return work.without(dropped), steps

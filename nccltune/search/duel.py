@@ -19,13 +19,21 @@ from nccltune.block_rule import (
     Estimate,
     GuardAnswer,
 )
-from nccltune.measurement import Bench, Launch, PayloadRequest, Settings
+from nccltune.measurement import Launch, PayloadRequest, Settings
 from nccltune.search.result import DuelReport, Interval, Verdict
 
 OnLaunch = Callable[[Launch], None]
 """Called after every launch, failed ones too."""
 Deadline = Callable[[], bool]
 """Whether the time is over; asked before every block."""
+
+
+class Launcher(Protocol):
+    """What is needed of a bench here: that it launches afresh."""
+
+    def launch(self, settings: Settings, requests: Sequence[PayloadRequest]) -> Launch:
+        """Measure ``requests`` under ``settings``."""
+        ...
 
 
 class DuelObjective(Protocol):
@@ -57,7 +65,7 @@ class LaunchFailedError(Exception):
 class FreshLaunches:
     """Launches one arm after another; a fault that proves nothing gets a second chance."""
 
-    bench: Bench
+    bench: Launcher
     requests: Sequence[PayloadRequest]
     on_launch: OnLaunch | None = None
     count: int = 0
@@ -156,7 +164,7 @@ class _Look:
 
 
 def run_duel(
-    bench: Bench,
+    bench: Launcher,
     candidate: Settings,
     requests: Sequence[PayloadRequest],
     objective: DuelObjective,

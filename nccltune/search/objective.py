@@ -111,16 +111,13 @@ class Objective:
 
     @property
     def requests(self) -> tuple[PayloadRequest, ...]:
-        """What a launch measures.
+        """What a launch measures, in this order: scored payloads by weight, then guards by size.
 
-        The weightiest payload and the largest guard first, for they decide soonest.
+        A broken guard prunes the rest, but the score is known by then: a sampler learns from it,
+        and a payload costs little beside the start of a launch.
         """
         weights = self.weights
-        weightiest, largest = max(weights, key=weights.__getitem__), max(self._graph_counts)
-        sizes = sorted(
-            self._graph_counts,
-            key=lambda size: (size != weightiest, size != largest, -weights.get(size, 0.0), -size),
-        )
+        sizes = sorted(self._graph_counts, key=lambda size: (-weights.get(size, 0.0), -size))
         if self._is_shared:
             return tuple(
                 PayloadRequest(size, SHARED_GPU_GRAPH_COUNT, SHARED_GPU_REPLAY_COUNT, 1)

@@ -8,6 +8,7 @@ to NCCL. Domains come from the catalogue, which knows NCCL in general and no rec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import random
 
     from nccltune.measurement import Settings
+    from nccltune.recording import Manifest
 
 THRESHOLDS = "NCCL_THREAD_THRESHOLDS"
 RING_LL = "thread_threshold_ring_ll"
@@ -63,6 +65,22 @@ class HostFacts:
     has_clusters: bool
     has_full_nvlink: bool
     uses_shm: bool
+
+
+_CLUSTER_GPUS = re.compile(r"\bG?[HB]\d{3}\b")
+"""Names of GPUs with thread-block clusters, where only a name was recorded: H100, H200, GH200, B200, GB200."""
+
+
+def facts_of_recording(manifest: Manifest) -> HostFacts:
+    """Return what a recording says of its host: from its description, never from its times."""
+    uses_shm = manifest.base_environment.get("NCCL_P2P_DISABLE") == "1"
+    has_nvlink = "NVLink" in manifest.gpus
+    return HostFacts(
+        is_ll128_offered=has_nvlink and not uses_shm,
+        has_clusters=_CLUSTER_GPUS.search(manifest.gpus) is not None,
+        has_full_nvlink=has_nvlink,
+        uses_shm=uses_shm,
+    )
 
 
 class Space:
@@ -119,6 +137,11 @@ class Space:
         for name in chosen:
             drawn[name] = rng.choice(self._choices[name][1:])
         return drawn
+
+    def nudge(self, params: Params, rng: random.Random) -> dict[str, str | None]:
+        """Return the parameters with one dimension drawn anew."""
+        name = rng.choice(sorted(self._choices))
+        return {**params, name: rng.choice(self._choices[name])}
 
     def settings(self, params: Params) -> dict[str, str]:
         """Turn parameters into the settings that a launch gets.

@@ -48,7 +48,7 @@ HOST_FAULT_LIMIT = 3
 """Launches in a row that fail through the host before a search gives up; everything told so far is
 kept."""
 
-PROPOSAL_TRIES = 20
+NUDGE_LIMIT = 50
 BASELINE_KEY = "nccltune.baseline."
 CONSTRAINT = "guards"
 
@@ -183,12 +183,14 @@ class Trials:
         """Return the next settings to measure, or None when a recording has nothing left."""
         began = time.perf_counter()
         tried = [one.launch.settings for one in self.finished]
-        proposal: Settings = {}
-        for _ in range(PROPOSAL_TRIES):
-            proposal = self._space.settings(self._draw())
-            if proposal and not self.has_tried(proposal):
+        params = self._draw()
+        found = self._bench.nearest(self._space.settings(params), tried)
+        # A sampler that has found a good place proposes it again; its neighbours are worth more.
+        for _ in range(NUDGE_LIMIT):
+            if found is None or (found and not self.has_tried(found)):
                 break
-        found = self._bench.nearest(proposal, tried)
+            params = self._space.nudge(params, self._rng)
+            found = self._bench.nearest(self._space.settings(params), tried)
         self.engine_s += time.perf_counter() - began
         return found
 

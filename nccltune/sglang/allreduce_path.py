@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from nccltune.errors import UsageProblem
 from nccltune.sglang.defaults import Release, is_at_least
 from nccltune.sglang.flags import is_false, is_true
 
@@ -147,15 +146,9 @@ def all_reduce_path(
 
 
 def _gpu_major(gpu_architecture: str | None) -> int | None:
-    """Return 9 for ``sm90``, 12 for ``sm120``, whatever letter follows."""
-    if gpu_architecture is None:
-        return None
-    match = re.fullmatch(r"sm_?(\d+)\d[a-z]?", gpu_architecture)
-    if match is None:
-        raise UsageProblem(
-            f"GPU architecture {gpu_architecture!r}: expected sm90, say", code="bad_value"
-        )
-    return int(match[1])
+    """Return 9 for ``sm90``, 12 for ``sm120``, whatever letter follows; None for anything else."""
+    match = re.fullmatch(r"sm_?(\d+)\d[a-z]?", gpu_architecture or "")
+    return int(match[1]) if match else None
 
 
 def _single_gpu(facts: _Facts) -> PathVerdict | None:

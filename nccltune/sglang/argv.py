@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import PurePath
 
 from nccltune.errors import UsageProblem
@@ -22,7 +23,7 @@ def split_launch(argv: tuple[str, ...]) -> tuple[int, list[str]]:
     """
     if argv and _ASSIGNMENT.fullmatch(argv[0]):
         raise _not_a_launch(argv, f"a variable is set by: env {argv[0]} ...")
-    for idx, (token, following) in enumerate(zip(argv, (*argv[1:], ""), strict=True)):
+    for idx, (token, following) in enumerate(zip_longest(argv, argv[1:], fillvalue="")):
         name = PurePath(token).name
         if idx and token == "-m" and following == "sglang.launch_server":
             return idx, list(argv[idx + 2 :])

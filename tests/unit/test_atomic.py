@@ -8,7 +8,6 @@ from typing import NoReturn
 
 import pytest
 
-from nccltune import atomic
 from nccltune.atomic import make_dir, write_atomic
 from nccltune.errors import FileError
 
@@ -58,7 +57,7 @@ def test_write_atomic_with_short_writes_writes_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_write = os.write
-    monkeypatch.setattr(atomic.os, "write", lambda fd, data: real_write(fd, bytes(data[:3])))
+    monkeypatch.setattr(os, "write", lambda fd, data: real_write(fd, bytes(data[:3])))
 
     write_atomic(tmp_path / "a.json", "0123456789")
 
@@ -75,7 +74,7 @@ def test_write_atomic_syncs_the_file_before_and_the_folder_after_the_rename(
         kind = "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
         steps.append((kind, path.exists()))
 
-    monkeypatch.setattr(atomic.os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "fsync", record_fsync)
 
     write_atomic(path, "x")
 
@@ -88,7 +87,7 @@ def test_write_atomic_on_a_full_disk_keeps_the_old_file_and_no_leftover(
 ) -> None:
     path = tmp_path / "a.json"
     path.write_text("old")
-    monkeypatch.setattr(atomic.os, call, no_space)
+    monkeypatch.setattr(os, call, no_space)
 
     with pytest.raises(FileError, match="No space left on device") as refusal:
         write_atomic(path, "new")
@@ -105,7 +104,7 @@ def test_write_atomic_interrupted_leaves_nothing(
     def interrupt(_: int) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(atomic.os, "fsync", interrupt)
+    monkeypatch.setattr(os, "fsync", interrupt)
 
     with pytest.raises(KeyboardInterrupt):
         write_atomic(tmp_path / "a.json", "new")
@@ -117,7 +116,7 @@ def test_write_atomic_closes_every_descriptor_when_it_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208 (names only)
-    monkeypatch.setattr(atomic.os, "fsync", no_space)
+    monkeypatch.setattr(os, "fsync", no_space)
 
     with pytest.raises(FileError):
         write_atomic(tmp_path / "a.json", "new")
@@ -132,7 +131,7 @@ def test_write_atomic_where_a_folder_cannot_be_synced_still_succeeds(
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
-    monkeypatch.setattr(atomic.os, "fsync", folder_refuses)
+    monkeypatch.setattr(os, "fsync", folder_refuses)
 
     write_atomic(tmp_path / "a.json", "x")
 

@@ -71,7 +71,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def view(clock: FakeClock) -> LiveView:
-    return LiveView(Console(file=io.StringIO()), name="search", clock=clock)
+    return LiveView(name="search", clock=clock)
 
 
 def test_live_view_before_the_first_moment_says_that_it_starts(view: LiveView) -> None:

@@ -30,9 +30,7 @@ def test_parse_size_bytes_of_a_clear_size_is_exact(text: str, size_bytes: int) -
         ("2 GB", "write 2GiB or 2147483648"),
     ],
 )
-def test_parse_size_bytes_of_an_ambiguous_suffix_says_what_to_write(
-    text: str, advice: str
-) -> None:
+def test_parse_size_bytes_of_an_ambiguous_suffix_says_what_to_write(text: str, advice: str) -> None:
     with pytest.raises(ValueError, match="ambiguous") as refusal:
         parse_size_bytes(text)
 
@@ -52,7 +50,7 @@ def test_parse_size_bytes_of_an_ambiguous_suffix_says_what_to_write(
         ("1e6", "not a size"),
         ("0x10", "not a size"),
         ("1_000", "not a size"),
-        ("٤٠٩٦", "not a size"),
+        ("\u0664\u0660", "not a size"),
         ("9" * 40, "not a size"),
     ],
 )

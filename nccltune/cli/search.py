@@ -1,0 +1,221 @@
+"""``nccltune search``: the main job."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from nccltune.bench.session import BenchOptions
+from nccltune.cli import render
+from nccltune.cli.envelope import Answer
+from nccltune.cli.interrupts import polite_signals
+from nccltune.cli.launch_path import bypass_answer, find_path, has_no_gpu
+from nccltune.cli.live import follow
+from nccltune.cli.options import gpu_options, json_option, launch_argument, workload_options
+from nccltune.cli.search_answer import answer_from_result
+from nccltune.cli.settings_options import parse_candidate
+from nccltune.cli.sources import (
+    Source,
+    check_recorded,
+    choose_recording,
+    open_gpus,
+    open_recording,
+)
+from nccltune.cli.workload import Demand, WorkloadOptions, workload_from_options
+from nccltune.errors import HostError, NccltuneError
+from nccltune.paths import state_dir
+from nccltune.profile import check_name
+from nccltune.search.engine import SearchPlan, run_search
+from nccltune.store import find_profile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from nccltune.cli.invocation import Invocation
+    from nccltune.measurement import Settings
+    from nccltune.search.result import SearchResult
+
+FOLK_PROFILE = "folk-ll-ring"
+MAX_NAME_CHARS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """What was typed about the search itself."""
+
+    trials: int
+    timeout_s: float
+    seed: int
+    sampler: str
+    recording: str | None
+    fallback_recording: str | None
+    resume: bool
+    share_gpu: bool
+    force: bool
+    launch_timeout_s: float
+    candidates: tuple[str, ...]
+    unsafe: bool
+    name: str | None
+    no_duel: bool
+    anyway: bool
+
+
+@click.command(name="search")
+@workload_options
+@click.option(
+    "--trials",
+    type=click.IntRange(min=2),
+    default=40,
+    show_default=True,
+    metavar="N",
+    help="Candidates to measure, the baseline included.",
+)
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(min=1.0),
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="Time limit of the whole search, in seconds.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed.")
+@click.option(
+    "--sampler",
+    type=click.Choice(["tpe", "random"]),
+    default="tpe",
+    show_default=True,
+    help="How candidates are proposed.",
+)
+@click.option("--recording", metavar="NAME|FILE", help="Search a recording instead of GPUs.")
+@click.option(
+    "--fallback-recording",
+    metavar="NAME|FILE",
+    help="Search this recording if the host has no NVIDIA GPU.",
+)
+@click.option("--resume", is_flag=True, help="Go on with the last search of this name.")
+@click.option(
+    "--try",
+    "candidates",
+    multiple=True,
+    metavar="NAME=VALUE[,...]",
+    help="A candidate of your own, measured first. Repeatable.",
+)
+@click.option("--unsafe", is_flag=True, help="Let --try set values that NCCL may misread.")
+@click.option("--name", metavar="NAME", help="Name of the profile. Default: model and GPUs.")
+@click.option("--no-duel", is_flag=True, help="Leave out the proof on fresh launches.")
+@click.option("--anyway", is_flag=True, help="Search even if the launch bypasses NCCL.")
+@gpu_options
+@launch_argument
+@json_option
+@click.pass_obj
+def command(invocation: Invocation, **options: object) -> Answer:
+    """Find the NCCL settings that make the verify pass fastest here, prove them, and save them.
+
+    A server's launch command after -- says what is reduced, over how many GPUs, and whether NCCL
+    carries it. Ctrl-C stops at any moment; everything measured is kept, and --resume goes on.
+    """
+    chosen = SearchOptions(**{name: options.pop(name) for name in SearchOptions.__slots__})  # type: ignore[arg-type]
+    asked = WorkloadOptions(**options)  # type: ignore[arg-type]
+    if chosen.name is not None:
+        check_name(chosen.name)
+    own = tuple(parse_candidate(text, is_unsafe=chosen.unsafe) for text in chosen.candidates)
+    demand = workload_from_options(asked)
+    recording, notice = choose_recording(chosen.recording, chosen.fallback_recording)
+    path = find_path(demand, use_gpus=recording is None and not chosen.share_gpu)
+    if path is not None and path.is_nccl is False and not chosen.anyway:
+        return bypass_answer(path)
+    if notice:
+        render.print_warnings([notice])
+    with polite_signals(), ExitStack() as stack:
+        source = stack.enter_context(_open(chosen, demand, recording))
+        check_recorded(source, own)
+        name = chosen.name or profile_name(demand.workload.name, source.place)
+        plan = _plan(chosen, demand, source, own)
+        result = _search(plan, source, study_path(name), invocation, is_resume=chosen.resume)
+    return answer_from_result(
+        result,
+        demand=demand,
+        source=source,
+        name=name,
+        asked=asked,
+        invocation=invocation,
+        path=path,
+        notice=notice,
+    )
+
+
+@contextmanager
+def _open(chosen: SearchOptions, demand: Demand, recording: str | None) -> Iterator[Source]:
+    if recording is not None:
+        yield open_recording(recording, demand)
+        return
+    options = BenchOptions(
+        rank_count=demand.tp,
+        is_shared=chosen.share_gpu,
+        deadline_s=chosen.launch_timeout_s,
+        is_forced=chosen.force,
+    )
+    try:
+        with open_gpus(options, demand) as (source, _session):
+            yield source
+    except HostError as error:
+        if not has_no_gpu(error):
+            raise
+        message = f"{error}; or search saved measurements, see nccltune recording list"
+        raise HostError(message, code=error.code) from error
+
+
+def _plan(
+    chosen: SearchOptions, demand: Demand, source: Source, own: tuple[Settings, ...]
+) -> SearchPlan:
+    return SearchPlan(
+        workload=demand.workload,
+        facts=source.facts,
+        identity=source.identity,
+        pinned=source.pinned,
+        folk=_folk(source),
+        extra_candidates=own,
+        trial_count=chosen.trials,
+        timeout_s=chosen.timeout_s,
+        seed=chosen.seed,
+        sampler=chosen.sampler,
+        use_duel=not chosen.no_duel,
+        is_shared_gpu=chosen.share_gpu,
+    )
+
+
+def _folk(source: Source) -> Settings | None:
+    """Return the folk profile, unless it is not installed or a recording does not hold it."""
+    try:
+        settings = find_profile(FOLK_PROFILE).profile.settings
+        check_recorded(source, (settings,))
+    except NccltuneError:
+        return None
+    return settings
+
+
+def _search(
+    plan: SearchPlan, source: Source, path: Path, invocation: Invocation, *, is_resume: bool
+) -> SearchResult:
+    with follow("search", wants_json=invocation.wants_json) as observer:
+        return run_search(plan, source.bench, path, is_resume=is_resume, observer=observer)
+
+
+def profile_name(workload: str, place: str) -> str:
+    """Name a profile after what it was found for and where.
+
+    >>> profile_name("Kimi-K2.5", "8x-RTX PRO 6000")
+    'kimi-k2.5-8x-rtx-pro-6000'
+    """
+    slug = re.sub(r"[^a-z0-9._]+", "-", f"{workload}-{place}".lower()).strip("-._")
+    return slug[:MAX_NAME_CHARS].rstrip("-._") or "tuned"
+
+
+def study_path(name: str) -> Path:
+    """Return where the trials of a search are kept."""
+    return state_dir() / "studies" / f"{name}.journal"

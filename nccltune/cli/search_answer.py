@@ -1,0 +1,127 @@
+"""From the result of a search to its answer: save the winner, choose exit code and next command."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from nccltune.cli.envelope import Answer, Complaint, plain
+from nccltune.cli.launch_path import bypass_warning, path_data
+from nccltune.cli.search_data import SavedProfile, search_data
+from nccltune.cli.search_report import search_parts
+from nccltune.errors import ExitCode
+from nccltune.profile import Profile
+from nccltune.recording import RecordingBench
+from nccltune.search.result import SearchResult, Verdict
+from nccltune.store import save_candidate
+
+if TYPE_CHECKING:
+    from nccltune.cli.invocation import Invocation
+    from nccltune.cli.sources import Source
+    from nccltune.cli.workload import Demand, WorkloadOptions
+    from nccltune.sglang.allreduce_path import PathVerdict
+
+EXIT_CODES = {
+    Verdict.IMPROVED: ExitCode.DONE,
+    Verdict.KEEP_DEFAULT: ExitCode.DONE,
+    Verdict.INCONCLUSIVE: ExitCode.UNKNOWN,
+}
+
+
+def answer_from_result(
+    result: SearchResult,
+    *,
+    demand: Demand,
+    source: Source,
+    name: str,
+    asked: WorkloadOptions,
+    invocation: Invocation,
+    path: PathVerdict | None,
+    notice: str,
+) -> Answer:
+    """Save the winner, if there is one, and say everything.
+
+    Raises:
+        FileError: the profile cannot be written; the trials are kept, and --resume finds it again.
+    """
+    saved = _save(result, demand, source, name)
+    next_command = _next_command(result, source, saved, asked, invocation)
+    data = search_data(result, saved, workload=demand.workload.name, next_command=next_command) | {
+        "all_reduce_path": path_data(path),
+        "workload_digest": demand.workload.digest(),
+    }
+    errors: tuple[Complaint, ...] = ()
+    exit_code = EXIT_CODES[result.verdict]
+    if result.is_interrupted:
+        exit_code = ExitCode.INTERRUPTED
+        message = f"interrupted; everything measured is kept, go on with: {next_command}"
+        errors = (Complaint("interrupted", message),)
+    return Answer(
+        data=data,
+        show=lambda: search_parts(result, saved, next_command=next_command),
+        exit_code=exit_code,
+        warnings=_warnings(result, demand, source, path, notice),
+        errors=errors,
+    )
+
+
+def _save(result: SearchResult, demand: Demand, source: Source, name: str) -> SavedProfile:
+    if result.verdict is not Verdict.IMPROVED:
+        return SavedProfile()
+    profile = Profile(
+        name=name,
+        settings=dict(result.settings),
+        note=result.sentence,
+        source=result.source,
+        created_at=datetime.now(UTC),
+        fingerprint=source.fingerprint,
+        measured=_measured(result, demand),
+    )
+    return SavedProfile(name, save_candidate(profile))
+
+
+def _measured(result: SearchResult, demand: Demand) -> dict[str, object]:
+    data = search_data(result, SavedProfile(), workload=demand.workload.name, next_command="")
+    kept = (
+        "workload",
+        "score_ratio",
+        "score_ci",
+        "score_ci_method",
+        "payloads",
+        "trial_count",
+        "duel",
+        "not_run",
+        "memory_bytes_per_gpu",
+    )
+    chosen = plain({key: data[key] for key in kept})
+    assert isinstance(chosen, dict)  # noqa: S101 - a mapping stays one
+    return chosen | {"workload_digest": demand.workload.digest()}
+
+
+def _next_command(
+    result: SearchResult,
+    source: Source,
+    saved: SavedProfile,
+    asked: WorkloadOptions,
+    invocation: Invocation,
+) -> str:
+    if result.is_interrupted:
+        return invocation.format_again("--resume")
+    is_recording = isinstance(source.bench, RecordingBench)
+    if saved.name is not None and is_recording:
+        return f"nccltune profile show {saved.name}"
+    if saved.name is not None:
+        shared = ["--share-gpu"] if result.source == "shared-gpu" else []
+        words = ["nccltune", "bench", "--profile", saved.name, *shared, *asked.format_again()]
+        return shlex.join(words)
+    if result.verdict is Verdict.INCONCLUSIVE and not is_recording:
+        return invocation.format_again("--resume")
+    return ""
+
+
+def _warnings(
+    result: SearchResult, demand: Demand, source: Source, path: PathVerdict | None, notice: str
+) -> tuple[str, ...]:
+    loud = [notice] if notice else []
+    return (*loud, *bypass_warning(path), *demand.doubts, *source.warnings, *result.warnings)

@@ -1,0 +1,167 @@
+"""Where measurements come from: this host's GPUs, one of them shared, or a recording."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nccltune.bench.session import BenchOptions, Session, open_session
+from nccltune.cli.launch_path import has_no_gpu, launch_environment
+from nccltune.errors import HostError, UsageProblem
+from nccltune.hardware import read_gpus
+from nccltune.recording import RecordingBench, find_recording
+from nccltune.search.objective import Objective
+from nccltune.search.space import HostFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from nccltune.cli.workload import Demand
+    from nccltune.measurement import Bench, Settings
+    from nccltune.recording import Manifest, Recording
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A bench that is ready, and what is known of where it measures.
+
+    Attributes:
+        place: for names of profiles: ``2x-h200``, or the recording's name.
+        facts: what the space of a search depends on.
+        identity: what must be equal for results to be compared.
+        pinned: variables that hold in every launch and are not searched.
+        fingerprint: host facts for a profile; None where they are not known.
+    """
+
+    bench: Bench
+    place: str
+    facts: HostFacts
+    identity: Mapping[str, object] = field(default_factory=dict)
+    pinned: Settings = field(default_factory=dict)
+    fingerprint: Mapping[str, object] | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def choose_recording(recording: str | None, fallback: str | None) -> tuple[str | None, str]:
+    """Return the recording to answer from, and what to say loudly about it.
+
+    A fallback counts only on a host that has no NVIDIA GPU; GPUs with a problem stay a problem.
+
+    Raises:
+        HostError: there are GPUs, and they cannot be used.
+    """
+    if recording is not None or fallback is None:
+        return recording, ""
+    try:
+        if read_gpus().gpus:
+            return None, ""
+    except HostError as error:
+        if not has_no_gpu(error):
+            raise
+    return fallback, (
+        f"NO NVIDIA GPU ON THIS HOST: searching {fallback} instead, a recording of another host's "
+        "GPUs; what is found holds for those, not for this host"
+    )
+
+
+def open_recording(name: str, demand: Demand) -> Source:
+    """Answer from a recording.
+
+    Raises:
+        UsageProblem: no such recording, or a payload that was not recorded.
+        FileError: the recording cannot be used.
+    """
+    recording, path = find_recording(name)
+    bench = RecordingBench(recording, path=path)
+    bench.check_sizes([each.size_bytes for each in Objective(demand.workload).requests])
+    return source_from_recording(recording, bench, path)
+
+
+def source_from_recording(recording: Recording, bench: RecordingBench, path: Path) -> Source:
+    """Describe a recording as a source."""
+    manifest = recording.manifest
+    return Source(
+        bench=bench,
+        place=recording.name,
+        facts=facts_from_manifest(manifest),
+        identity={"recording": path.name, "recorded_launches": len(recording.launches)},
+        pinned=dict(manifest.base_environment),
+        fingerprint=manifest.fingerprint,
+    )
+
+
+def facts_from_manifest(manifest: Manifest) -> HostFacts:
+    """Take what the manifest says of the host, and nothing from what was measured there."""
+    is_p2p_off = manifest.base_environment.get("NCCL_P2P_DISABLE") == "1"
+    has_nvlink = "NVLink" in manifest.gpus
+    models = ("H100", "H200", "H20", "GH200", "B100", "B200", "B300", "GB200", "RTX PRO 6000")
+    return HostFacts(
+        is_ll128_offered=has_nvlink and not is_p2p_off,
+        has_clusters=any(model in manifest.gpus for model in models),
+        has_full_nvlink=has_nvlink,
+        uses_shm=is_p2p_off or not has_nvlink,
+    )
+
+
+@contextmanager
+def open_gpus(options: BenchOptions, demand: Demand) -> Iterator[tuple[Source, Session]]:
+    """Start a bench on this host's GPUs under what SGLang would set for the launch.
+
+    Raises:
+        HostError: these GPUs cannot be used.
+        BusyError: somebody else computes on them.
+        RankError: rank processes cannot be started.
+    """
+    yielding, forced = launch_environment(demand)
+    words = demand.command.environment if demand.command else {}
+    environ = {k: v for k, v in {**os.environ, **words}.items() if k not in forced}
+    requests = Objective(demand.workload, is_shared_gpu=options.is_shared).requests
+    with open_session(options, {**yielding, **forced}, requests, environ) as session:
+        yield _source_from_session(session, forced, is_shared=options.is_shared), session
+
+
+def _source_from_session(session: Session, forced: Mapping[str, str], *, is_shared: bool) -> Source:
+    report = session.baseline_report
+    nccl_forced = {name: value for name, value in forced.items() if name.startswith("NCCL_")}
+    return Source(
+        bench=session.bench,
+        place=_place(session, is_shared=is_shared),
+        facts=HostFacts(
+            is_ll128_offered=bool(report.is_ll128_offered),
+            has_clusters=session.has_clusters,
+            has_full_nvlink=session.has_full_nvlink,
+            uses_shm="SHM" in report.transports,
+        ),
+        identity=session.identity,
+        pinned={**session.pinned, **nccl_forced},
+        fingerprint=session.fingerprint.to_json(),
+        warnings=session.warnings,
+    )
+
+
+def _place(session: Session, *, is_shared: bool) -> str:
+    names = session.fingerprint.gpu_names
+    model = names[0].removeprefix("NVIDIA ") if len(set(names)) == 1 else "mixed"
+    return f"{len(names)}x-{model}{'-shared' if is_shared else ''}"
+
+
+def check_recorded(source: Source, candidates: tuple[Settings, ...]) -> None:
+    """Refuse candidates that a recording does not hold; GPUs can measure anything.
+
+    Raises:
+        UsageProblem: names the first that is missing.
+    """
+    if not isinstance(source.bench, RecordingBench):
+        return
+    known = [dict(each) for each in source.bench.candidates]
+    for candidate in candidates:
+        if dict(candidate) not in known:
+            listed = ",".join(f"{name}={value}" for name, value in candidate.items())
+            raise UsageProblem(
+                f"--try {listed}: not measured in {source.bench.source}, and nothing is invented; "
+                "leave it out, or search on GPUs",
+                code="not_recorded",
+            )
