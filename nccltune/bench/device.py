@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from nccltune.bench.data_check import plan_check
 from nccltune.bench.nccl import Nccl, NcclError, library_path
 from nccltune.bench.rank import RankSamples, Refused, Role, Unsupported
 
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
     from ctypes import c_void_p
 
     from nccltune.measurement import PayloadRequest
-
-START_EXPONENT = -100
-"""Data starts at 2**-100, so that a graph's repeated sums grow through bf16's whole range before
-they overflow."""
 
 COLLECTIVE_COUNT = 61440
 """Elements a rank gathers in the check of other collectives: SGLang's logits gather has this order
@@ -156,24 +153,16 @@ class CudaRank:
     ) -> Callable[[], bool]:
         """Return a check that compares every element of a replay with the exact answer.
 
-        Repeated sums are exact in bf16 (8 significand bits) while |partial sum| * world size fits,
-        and only where the world size is a power of two; elsewhere one all-reduce of its own is
-        checked.
+        It replays the timed graph itself, or a shorter one where that would end in infinity.
         """
         world = self._role.world_size
-        is_power_of_two = world & (world - 1) == 0
-        limit = min(8, 256 // world**2) if is_power_of_two and world <= 16 else 0
-        is_chain_exact = limit >= 1
-        if not is_chain_exact:
-            graph, graph_count, limit = self._capture(buffer, 1), 1, max(1, 128 // world)
-        scale = 2.0**START_EXPONENT
-        parts = [_pattern(buffer.numel(), r, seed, limit, self._device) for r in range(world)]
+        plan = plan_check(world, graph_count)
+        if plan.chain_count != graph_count:
+            graph = self._capture(buffer, plan.chain_count)
+        parts = [_pattern(buffer.numel(), r, seed, plan.limit, self._device) for r in range(world)]
         total = sum(parts[1:], parts[0])
-        # Overflow to infinity is part of the exact answer: a long chain at a large world size ends
-        # there.
-        factor = float(world) ** (graph_count - 1) * scale
-        expected = (total.double() * factor).float().to(torch.bfloat16)
-        mine = (parts[self._role.rank] * scale).to(torch.bfloat16)
+        expected = (total.double() * plan.factor).float().to(torch.bfloat16)
+        mine = (parts[self._role.rank] * plan.scale).to(torch.bfloat16)
         if self._role.fault == "wrong_data":
             mine[-1] += 1.0
 

@@ -125,7 +125,8 @@ class GpuBench:
                 if not measured.is_data_ok:
                     message = f"wrong data in an all-reduce of {request.size_bytes} B"
                     raise RankFault(Outcome.WRONG_DATA, message, None)
-                if keep_going is not None and not keep_going(measured):
+                is_last = len(record.payloads) == len(requests)
+                if keep_going is not None and not keep_going(measured) and not is_last:
                     record.is_pruned = True
                     return
 
@@ -161,8 +162,11 @@ class GpuBench:
             answers = ranks.ask("running other collectives", "check_collectives", next(self._seeds))
             wrong = sorted({name for answer in answers for name, ok in answer.items() if not ok})
             free = ranks.ask("reading memory", "free_bytes")
+            # Ranks that share a GPU all see what they took together.
+            sharers = self._plan.rank_count if self._plan.is_shared else 1
             record.memory_bytes = tuple(
-                before - after for before, after in zip(record.free_bytes, free, strict=True)
+                (before - after) // sharers
+                for before, after in zip(record.free_bytes, free, strict=True)
             )
             if wrong:
                 raise RankFault(Outcome.WRONG_DATA, f"wrong data in {', '.join(wrong)}", None)

@@ -27,6 +27,7 @@ _SIGNATURES: dict[str, list[object]] = {
     "ncclBroadcast": [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
     "ncclCommDestroy": [c_void_p],
 }
+_ADVICE = " (run with NCCL_DEBUG=WARN for details)"
 
 
 class NcclError(Exception):
@@ -91,7 +92,7 @@ class Nccl:
             reason = " ".join(
                 part.decode(errors="replace").strip() for part in (short, detail) if part
             )
-            raise NcclError(name, code, " ".join(reason.split()))
+            raise NcclError(name, code, " ".join(reason.replace(_ADVICE, "").split()))
 
     def version(self) -> str:
         """Return the loaded version, e.g. ``2.28.9``; the number is coded as nccl.h has it."""

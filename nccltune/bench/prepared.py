@@ -91,15 +91,23 @@ class PreparedServer:
         except (EOFError, OSError) as error:
             message = "the process that ranks are forked from is gone; run the command again"
             raise RankError(message, code="rank_server_gone") from error
+        except BaseException:
+            # Ctrl-C between question and answer: the next answer would be taken for this one.
+            self.close()
+            raise
         return RankProcess(job.role.rank, pid, connection)
 
     def reap(self, process: RankProcess) -> int | None:
         """Wait for a rank that is ending; return its wait status, None when the server is gone."""
         process.connection.close()
-        with suppress(EOFError, OSError):
+        try:
             self._control.send(("reap", process.pid))
             return int(self._control.recv())
-        return None
+        except (EOFError, OSError):
+            return None
+        except BaseException:
+            self.close()  # as in fork
+            raise
 
     def close(self) -> None:
         """End the server; ranks that are left die with it."""

@@ -151,8 +151,8 @@ class Ranks:
         """
         self.ask("leaving", "leave")
         for process in list(self._processes):
-            self._server(process.rank).reap(process)
             self._processes.remove(process)
+            self._server(process.rank).reap(process)
 
     def kill(self) -> None:
         """End what is left, at once, and wait until it is gone."""

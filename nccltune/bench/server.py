@@ -10,8 +10,10 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import socket
 import sys
+from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
@@ -32,18 +34,22 @@ def main() -> None:
         control.send(("error", f"{type(error).__name__}: {error}".splitlines()[0]))
         return
     gc.freeze()
-    while True:
-        try:
+    living: set[int] = set()
+    try:
+        while True:
             command, argument = control.recv()
-        except EOFError:
-            return
-        if command == "fork":
-            _fork_rank(control, argument, module)
-        elif command == "reap":
-            control.send(os.waitpid(argument, 0)[1])
+            if command == "fork":
+                living.add(_fork_rank(control, argument, module))
+            elif command == "reap":
+                control.send(os.waitpid(argument, 0)[1])
+                living.discard(argument)
+    except (EOFError, OSError):  # OSError: it went in the middle of a message
+        for pid in living:  # the launcher is gone: so go its ranks, with whatever they started
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
 
-def _fork_rank(control: Connection, job: RankJob, module: Any) -> None:
+def _fork_rank(control: Connection, job: RankJob, module: Any) -> int:
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -60,6 +66,7 @@ def _fork_rank(control: Connection, job: RankJob, module: Any) -> None:
     control.send(pid)
     reduction.send_handle(control, ours.fileno(), pid)
     ours.close()
+    return pid
 
 
 if __name__ == "__main__":

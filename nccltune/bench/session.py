@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccltune.bench.host import HostPlan, plan_host, preflight, read_shm_free_bytes
+from nccltune.bench.fitness import read_shm_free_bytes
+from nccltune.bench.host import HostPlan, plan_host, preflight
 from nccltune.bench.launcher import DEFAULT_DEADLINE_S, GpuBench
 from nccltune.bench.rank import FAULT_VARIABLE
 from nccltune.conf_files import read_conf_files

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
 import sys
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import click
@@ -16,54 +14,24 @@ import nccltune
 from nccltune.cli import render
 from nccltune.cli.envelope import DEBUG_VARIABLE, Answer, Complaint, Envelope, Failure, failure_from
 from nccltune.cli.invocation import Invocation
+from nccltune.cli.lazy import LazyGroup, Verb
 from nccltune.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["LazyGroup", "main"]
+__all__ = ["main"]
 
 HELP_WIDTH = 100
-VERBS: Mapping[str, tuple[str, str]] = {
-    "search": ("nccltune.cli.search", "Find the NCCL settings that make all-reduces fastest here."),
-    "bench": ("nccltune.cli.bench", "Measure one candidate beside the baseline."),
-    "payloads": ("nccltune.cli.payloads", "Show what a model and a launch reduce."),
-    "profile": ("nccltune.cli.profile", "List, show, compare and check profiles."),
-    "recording": ("nccltune.cli.recording", "List, show and make recordings of real GPUs."),
+VERBS: Mapping[str, Verb] = {
+    "search": Verb(
+        "nccltune.cli.search", "Find the NCCL settings that make all-reduces fastest here."
+    ),
+    "bench": Verb("nccltune.cli.bench", "Measure candidates beside the baseline."),
+    "payloads": Verb("nccltune.cli.payloads", "Show what a model and a launch reduce."),
+    "profile": Verb("nccltune.cli.profile", "List, show, compare and check profiles."),
+    "recording": Verb("nccltune.cli.recording", "List, show and make recordings of real GPUs."),
 }
-"""Verb -> the module that holds its ``command``, and its line in the help."""
-
-
-class LazyGroup(click.Group):
-    """A group that knows its verbs by name and imports the one that is called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs, in the order of the help."""
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the verb's module."""
-        if cmd_name not in VERBS:
-            return None
-        command = importlib.import_module(VERBS[cmd_name][0]).command
-        assert isinstance(command, click.Command)  # noqa: S101 - a slip in the table above
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the nearest verb when the given one does not exist."""
-        name = args[0]
-        if name not in VERBS and not name.startswith("-") and not ctx.resilient_parsing:
-            near = get_close_matches(name, VERBS, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(VERBS)}"
-            raise click.UsageError(f"no command {name!r}: {advice}", ctx)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the verbs without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in VERBS.items()])
 
 
 def _print_version(ctx: click.Context, _param: click.Parameter, value: object) -> None:
@@ -75,10 +43,9 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: object) -
 
 @click.group(
     cls=LazyGroup,
-    no_args_is_help=False,
+    verbs=VERBS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH},
 )
-@click.option("--json", is_flag=True, hidden=True, expose_value=False)
 @click.option(
     "--version",
     is_flag=True,

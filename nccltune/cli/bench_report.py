@@ -9,11 +9,11 @@ from rich.text import Text
 from nccltune.cli.envelope import one_line
 from nccltune.cli.tables import fact_grid, heading, indent, number_table, settings_block
 from nccltune.cli.words import (
+    MIB,
+    OUTCOME_MEANING,
     SHARED_NOTE,
     SHARED_SOURCE,
     describe_source,
-    MIB,
-    OUTCOME_MEANING,
     format_clock,
     format_interval,
     format_ratio,
@@ -55,6 +55,7 @@ def bench_parts(reports: Sequence[BenchReport]) -> Iterator[RenderableType]:
             note = "one all-reduce, over every replay of every launch"
             yield heading("Times", SHARED_NOTE if report.source == SHARED_SOURCE else note)
             yield indent(_times_table(report.rows))
+        if any(row.ratio is not None or not row.is_data_ok for row in report.rows):
             yield heading("Candidate over baseline", "below 1 is faster")
             yield indent(_ratio_table(report.rows))
         if report is not reports[-1]:
@@ -70,9 +71,10 @@ def _sentence(report: BenchReport) -> str:
     faster = [row.size_bytes for row in report.rows if _is_below(row.ratio_high, 1.0)]
     slower = [row.size_bytes for row in report.rows if _is_above(row.ratio_low, 1.0)]
     count = len(report.rows)
+    where = f" ({', '.join(f'{size_bytes} B' for size_bytes in slower)})" if slower else ""
     return (
-        f"{report.name}: faster at {len(faster)} of {count} payloads, slower at {len(slower)}, "
-        f"no clear difference at {count - len(faster) - len(slower)}."
+        f"{report.name}: faster at {len(faster)} of {count} payloads, slower at {len(slower)}"
+        f"{where}, no clear difference at {count - len(faster) - len(slower)}."
     )
 
 
@@ -87,8 +89,8 @@ def _is_above(value: float | None, limit: float) -> bool:
 def _facts(report: BenchReport) -> Iterator[tuple[str, str]]:
     yield (
         "launches",
-        f"{report.launch_count} of {report.world_size} ranks"
-        f" in {format_clock(report.duration_s)} min",
+        f"{report.launch_count} of {report.world_size} ranks each, "
+        f"in {format_clock(report.duration_s)} min",
     )
     yield "source", describe_source(report.source)
     if report.interval_method:

@@ -1,4 +1,4 @@
-"""Shows plain series of launches, those of ``bench`` and ``recording make``, in the search's view."""
+"""Shows the launches of ``bench`` and ``recording make`` in the view of a search."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from nccltune.cli.live import Wording
 from nccltune.search.result import Progress, Stage
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from nccltune.measurement import Launch, Outcome
     from nccltune.search.result import SearchObserver
 
-SERIES_WORDS = {stage: "measuring" for stage in Stage}
+SERIES_WORDING = Wording(dict.fromkeys(Stage, "measuring"), "launch")
 
 
 class SeriesFollower:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from nccltune.cli import render
@@ -38,21 +39,34 @@ STAGE_WORDS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """What a view calls stages and launches."""
+
+    stages: Mapping[Stage, str]
+    unit: str
+
+
+SEARCH_WORDING = Wording(STAGE_WORDS, "trial")
+
+
 class PlainView:
     """One line for every finished launch and every stage; the baseline comes again in between."""
 
-    def __init__(self, stream: TextIO, words: Mapping[Stage, str] = STAGE_WORDS) -> None:
+    def __init__(self, stream: TextIO, wording: Wording = SEARCH_WORDING) -> None:
         self._stream = stream
-        self._words = words
+        self._wording = wording
         self._seen: set[Stage] = set()
 
     def update(self, progress: Progress) -> None:
         """Write what changed; a stream that is gone is nobody's business here."""
         if progress.stage not in self._seen:
             self._seen.add(progress.stage)
-            self._write(f"{format_clock(progress.elapsed_s):>7}  {self._words[progress.stage]}")
+            self._write(
+                f"{format_clock(progress.elapsed_s):>7}  {self._wording.stages[progress.stage]}"
+            )
         if progress.launch is not None:
-            self._write(_launch_line(progress))
+            self._write(_launch_line(progress, self._wording.unit))
 
     def _write(self, line: str) -> None:
         try:
@@ -62,11 +76,11 @@ class PlainView:
             return
 
 
-def _launch_line(progress: Progress) -> str:
+def _launch_line(progress: Progress, unit: str) -> str:
     launch = progress.launch
     assert launch is not None  # noqa: S101 - the caller looked
     is_trial = progress.stage is Stage.SEARCH
-    place = f"trial {progress.trial_idx}" if is_trial else str(progress.stage)
+    place = f"{unit} {progress.trial_idx}" if is_trial else str(progress.stage)
     ending = "pruned" if launch.is_pruned else str(launch.outcome)
     score = ""
     if progress.score_ratio is not None or progress.best_score_ratio is not None:
@@ -92,11 +106,11 @@ class LiveView:
         self,
         *,
         name: str,
-        words: Mapping[Stage, str] = STAGE_WORDS,
+        wording: Wording = SEARCH_WORDING,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
-        self._words = words
+        self._wording = wording
         self._clock = clock
         self._latest: tuple[Progress, float] | None = None
         self._recent: deque[Progress] = deque(maxlen=RECENT_COUNT)
@@ -133,7 +147,9 @@ class LiveView:
         grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         grid.add_column(justify="right", no_wrap=True)
         grid.add_row(
-            Text.assemble((f"nccltune {self._name}", "bold"), "  ", self._words[progress.stage]),
+            Text.assemble(
+                (f"nccltune {self._name}", "bold"), "  ", self._wording.stages[progress.stage]
+            ),
             f"{format_clock(progress.elapsed_s + since_s)} gone, {format_clock(left_s)} left",
         )
         return grid
@@ -154,7 +170,7 @@ class LiveView:
         grid = Table.grid(padding=(0, 2), expand=True)
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-        grid.add_row("trials", bar)
+        grid.add_row("done", bar)
         if progress.best_score_ratio is not None:
             ratio = (format_ratio(progress.best_score_ratio), "bold green")
             best = Text.assemble(ratio, "  ", shorten_settings(progress.best_settings))
@@ -198,20 +214,20 @@ def _story(past: Progress) -> str:
 
 @contextmanager
 def follow(
-    name: str, *, wants_json: bool, words: Mapping[Stage, str] = STAGE_WORDS
+    name: str, *, wants_json: bool, wording: Wording = SEARCH_WORDING
 ) -> Iterator[SearchObserver]:
     """Yield the view that fits: live for a person at a terminal, else plain lines for a log."""
     is_watched = sys.stdout is not None and sys.stdout.isatty() and sys.stderr.isatty()
     if wants_json or not is_watched:
-        yield PlainView(sys.stderr, words)
+        yield PlainView(sys.stderr, wording)
         return
     from rich.live import Live
 
     console = render.make_console(sys.stderr)
     if console.is_dumb_terminal:
-        yield PlainView(sys.stderr, words)
+        yield PlainView(sys.stderr, wording)
         return
-    view = LiveView(name=name, words=words)
+    view = LiveView(name=name, wording=wording)
     with Live(
         get_renderable=view.draw,
         console=console,

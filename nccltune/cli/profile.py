@@ -9,6 +9,7 @@ import click
 from rich.text import Text
 
 from nccltune.cli.envelope import Answer
+from nccltune.cli.lazy import LazyGroup, Verb
 from nccltune.cli.options import json_option
 from nccltune.cli.tables import fact_grid, heading, indent, number_table, settings_block
 from nccltune.cli.words import format_moment, format_settings
@@ -27,12 +28,23 @@ if TYPE_CHECKING:
 STATE_WORDS = {Where.STATE: "candidate", Where.SHIPPED: "shipped", Where.FILE: "file"}
 
 
-@click.group(name="profile", no_args_is_help=False)
+@click.group(
+    name="profile",
+    cls=LazyGroup,
+    verbs={
+        "list": Verb(__name__, "List profiles, shipped ones and those found here.", "list_command"),
+        "show": Verb(
+            __name__, "Show the settings of one and where they come from.", "show_command"
+        ),
+        "diff": Verb(__name__, "Show what two set differently.", "diff_command"),
+        "check": Verb(__name__, "Check that a file can be used.", "check_command"),
+    },
+)
 def command() -> None:
     """List, show, compare and check profiles."""
 
 
-@command.command(name="list")
+@click.command(name="list")
 @json_option
 def list_command() -> Answer:
     """List the profiles that are shipped or were found here."""
@@ -75,7 +87,7 @@ def _list_parts(listed: Sequence[Listed]) -> Iterator[RenderableType]:
     )
 
 
-@command.command(name="show")
+@click.command(name="show")
 @click.argument("name", metavar="NAME|FILE")
 @json_option
 def show_command(name: str) -> Answer:
@@ -124,12 +136,11 @@ def _facts(profile: Profile, state: str) -> Iterator[tuple[str, str]]:
 
 def _host_facts(fingerprint: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for name, value in fingerprint.items():
-        is_list = isinstance(value, list | tuple)
-        text = ", ".join(map(str, value)) if is_list else str(value)  # type: ignore[arg-type]
+        text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         yield name.replace("_", " "), "unknown" if value is None else text
 
 
-@command.command(name="diff")
+@click.command(name="diff")
 @click.argument("one", metavar="A")
 @click.argument("other", metavar="B")
 @json_option
@@ -168,7 +179,7 @@ def _diff_parts(
         yield "Only spelled differently: NCCL does the same under both."
 
 
-@command.command(name="check")
+@click.command(name="check")
 @click.argument("file", metavar="FILE")
 @json_option
 def check_command(file: str) -> Answer:

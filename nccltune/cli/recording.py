@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nccltune.cli.envelope import Answer
+from nccltune.cli.lazy import LazyGroup, Verb
 from nccltune.cli.options import json_option
 from nccltune.cli.tables import fact_grid, heading, indent, number_table
 from nccltune.cli.words import format_counts, format_settings, format_us
@@ -21,12 +22,24 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-@click.group(name="recording", no_args_is_help=False)
+@click.group(
+    name="recording",
+    cls=LazyGroup,
+    verbs={
+        "list": Verb(
+            __name__, "List recordings, shipped ones and those made here.", "list_command"
+        ),
+        "show": Verb(__name__, "Show what one recording holds.", "show_command"),
+        "make": Verb(
+            "nccltune.cli.recording_make", "Make one on this host's GPUs.", "make_command"
+        ),
+    },
+)
 def command() -> None:
     """List, show and make recordings of real GPUs."""
 
 
-@command.command(name="list")
+@click.command(name="list")
 @json_option
 def list_command() -> Answer:
     """List the recordings that are shipped or were made here."""
@@ -89,7 +102,7 @@ def _or_dash(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-@command.command(name="show")
+@click.command(name="show")
 @click.argument("name", metavar="NAME|FILE")
 @json_option
 def show_command(name: str) -> Answer:

@@ -11,7 +11,6 @@ import click
 
 from nccltune.bench.session import BenchOptions
 from nccltune.cli import render
-from nccltune.cli.envelope import Answer
 from nccltune.cli.interrupts import polite_signals
 from nccltune.cli.launch_path import bypass_answer, find_path, has_no_gpu
 from nccltune.cli.live import follow
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from nccltune.cli.envelope import Answer
     from nccltune.cli.invocation import Invocation
     from nccltune.measurement import Settings
     from nccltune.search.result import SearchResult
@@ -113,7 +113,7 @@ class SearchOptions:
 @launch_argument
 @json_option
 @click.pass_obj
-def command(invocation: Invocation, **options: object) -> Answer:
+def command(invocation: Invocation, /, **options: object) -> Answer:
     """Find the NCCL settings that make the verify pass fastest here, prove them, and save them.
 
     A server's launch command after -- says what is reduced, over how many GPUs, and whether NCCL

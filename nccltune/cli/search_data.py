@@ -68,7 +68,7 @@ def search_data(
 
 
 def best_settings(result: SearchResult) -> Settings:
-    """Return the settings that the payload table is about: the winner's, or the best that failed."""
+    """Return the settings that the payload table shows: the winner's, or the best that failed."""
     if result.settings or result.duel is None:
         return result.settings
     return result.duel.settings

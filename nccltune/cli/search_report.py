@@ -12,12 +12,13 @@ from nccltune.cli.envelope import one_line
 from nccltune.cli.search_data import best_settings
 from nccltune.cli.tables import fact_grid, heading, indent, number_table, settings_block
 from nccltune.cli.words import (
-    SHARED_NOTE,
-    SHARED_SOURCE,
-    describe_source,
     LIKELY_SLOWER_RATIO,
     MIB,
     OUTCOME_MEANING,
+    SHARED_NOTE,
+    SHARED_SOURCE,
+    UNKNOWN,
+    describe_source,
     format_change,
     format_clock,
     format_counts,
@@ -50,6 +51,7 @@ def search_parts(
 ) -> Iterator[RenderableType]:
     """Yield the report of a search from top to bottom."""
     yield Text(result.sentence, style=VERDICT_STYLE[result.verdict])
+    yield ""
     yield fact_grid(_facts(result))
     if result.payloads:
         note = "median time of one all-reduce; ratio below 1 is faster"
@@ -69,10 +71,11 @@ def search_parts(
 
 def _facts(result: SearchResult) -> Iterator[tuple[str, str]]:
     interval = result.score_interval
+    ends = format_interval(interval.low, interval.high)
     yield (
         "score",
-        f"{format_ratio(result.score_ratio)} of the baseline's all-reduce time, "
-        f"95 % interval {format_interval(interval.low, interval.high)}",
+        f"{format_ratio(result.score_ratio)} of the baseline's all-reduce time"
+        + (f", 95 % interval {ends}" if ends != UNKNOWN else ""),
     )
     if interval.method:
         yield "interval", interval.method
@@ -148,7 +151,7 @@ def _comparisons(result: SearchResult) -> Iterator[RenderableType]:
     shown = [each for each in result.comparisons if each.ratios][:COMPARISON_COLUMNS]
     if not result.comparisons:
         return
-    yield heading("Beside the baseline", "time ratio; below 1 is faster")
+    yield heading("Beside the baseline", "time ratio; below 1 is faster" if shown else "")
     if shown:
         rows: list[list[str | Text]] = []
         for payload in result.payloads:
@@ -191,9 +194,11 @@ def _failures(failures: tuple[Failure, ...]) -> Iterator[RenderableType]:
         same = [each for each in failures if each.outcome is outcome]
         if not same:
             continue
-        said = one_line(same[0].message) or OUTCOME_MEANING[outcome]
+        # the fewer settings, the plainer which of them did it
+        shown = min(same, key=lambda each: len(each.settings))
+        said = one_line(shown.message) or OUTCOME_MEANING[outcome]
         example = Group(
-            Text(f"trial {same[0].trial_idx}: {format_settings(same[0].settings)}"),
+            Text(f"trial {shown.trial_idx}: {format_settings(shown.settings)}"),
             Text(said, style="dim"),
         )
         grid.add_row(str(outcome), str(len(same)), example)

@@ -13,7 +13,7 @@ from nccltune.errors import HostError, UsageProblem
 from nccltune.hardware import read_gpus
 from nccltune.recording import RecordingBench, find_recording
 from nccltune.search.objective import Objective
-from nccltune.search.space import HostFacts
+from nccltune.search.space import HostFacts, facts_of_recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from nccltune.cli.workload import Demand
     from nccltune.measurement import Bench, Settings
-    from nccltune.recording import Manifest, Recording
+    from nccltune.recording import Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +86,10 @@ def source_from_recording(recording: Recording, bench: RecordingBench, path: Pat
     return Source(
         bench=bench,
         place=recording.name,
-        facts=facts_from_manifest(manifest),
+        facts=facts_of_recording(manifest),
         identity={"recording": path.name, "recorded_launches": len(recording.launches)},
         pinned=dict(manifest.base_environment),
         fingerprint=manifest.fingerprint,
-    )
-
-
-def facts_from_manifest(manifest: Manifest) -> HostFacts:
-    """Take what the manifest says of the host, and nothing from what was measured there."""
-    is_p2p_off = manifest.base_environment.get("NCCL_P2P_DISABLE") == "1"
-    has_nvlink = "NVLink" in manifest.gpus
-    models = ("H100", "H200", "H20", "GH200", "B100", "B200", "B300", "GB200", "RTX PRO 6000")
-    return HostFacts(
-        is_ll128_offered=has_nvlink and not is_p2p_off,
-        has_clusters=any(model in manifest.gpus for model in models),
-        has_full_nvlink=has_nvlink,
-        uses_shm=is_p2p_off or not has_nvlink,
     )
 
 

@@ -22,6 +22,7 @@ LIKELY_FASTER_RATIO = 0.99
 
 SHARED_SOURCE = "shared-gpu"
 SHARED_NOTE = "ONE GPU SHARED BY ALL RANKS: these times mean nothing"
+UNKNOWN = "-"
 NO_SETTINGS = "(none: the defaults)"
 OUTCOME_MEANING: Mapping[Outcome, str] = {
     Outcome.OK: "measured",
@@ -75,13 +76,13 @@ def format_us(time_us: float | None) -> str:
     ('7.58', '2370.4')
     """
     if time_us is None:
-        return "-"
+        return UNKNOWN
     return f"{time_us:.2f}" if time_us < 100.0 else f"{time_us:.1f}"
 
 
 def format_ratio(ratio: float | None) -> str:
     """Write a ratio; 1.000 is equal, below is faster."""
-    return "-" if ratio is None else f"{ratio:.3f}"
+    return UNKNOWN if ratio is None else f"{ratio:.3f}"
 
 
 def style_ratio(ratio: float | None, *, is_guard: bool = False) -> str:
@@ -100,7 +101,7 @@ def format_interval(low: float | None, high: float | None) -> str:
     '0.861..0.893'
     """
     if low is None or high is None or not math.isfinite(high):
-        return "-"
+        return UNKNOWN
     return f"{low:.3f}..{high:.3f}"
 
 
@@ -111,7 +112,7 @@ def format_clock(duration_s: float | None) -> str:
     ('1:23', '1:02:03', '-')
     """
     if duration_s is None:
-        return "-"
+        return UNKNOWN
     minutes, seconds = divmod(int(max(0.0, duration_s)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

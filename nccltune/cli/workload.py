@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +26,7 @@ from nccltune.sglang.command import (
 from nccltune.shapes import KIMI_K25, ModelShape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 DEFAULT_TP = 8
 """Only decides which batch sizes SGLang captures, and those are the same from 4 on."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nccltune.search.finals import Finals, FreshBench
-from nccltune.search.journal import open_study, search_lock
+from nccltune.search.journal import DAMAGE, damaged_study, open_study, search_lock
 from nccltune.search.objective import Objective
 from nccltune.search.report import Report
 from nccltune.search.result import Progress, SearchObserver, SearchResult, Stage
@@ -110,14 +110,17 @@ class _Search:
             is_resume=is_resume,
             sampler=make_sampler(plan.sampler, plan.seed),
         )
-        self._trials = Trials(
-            study,
-            bench,
-            self._objective,
-            self._space,
-            seed=plan.seed,
-            is_random=plan.sampler == "random",
-        )
+        try:
+            self._trials = Trials(
+                study,
+                bench,
+                self._objective,
+                self._space,
+                seed=plan.seed,
+                is_random=plan.sampler == "random",
+            )
+        except DAMAGE as error:
+            raise damaged_study(study_path, error) from error
         if is_resume:
             study.sampler = make_sampler(plan.sampler, plan.seed + len(self._trials.finished))
         self._stage = Stage.BASELINE
@@ -157,8 +160,8 @@ class _Search:
 
     def _run_trials(self) -> None:
         plan = self._plan
-        first = [*([plan.folk] if plan.folk is not None else []), *plan.extra_candidates]
-        waiting = [one for one in first if not self._trials.has_tried(one)]
+        given = self._given()
+        waiting = list(given)
         since_baseline = 0
         while len(self._trials.finished) < plan.trial_count and self._has_time_for_trials():
             settings = waiting.pop(0) if waiting else self._trials.propose()
@@ -172,6 +175,17 @@ class _Search:
             since_baseline += 1
             if tried is not None:
                 self._follow(Stage.SEARCH, settings, tried.launch, tried)
+            elif settings in given:
+                waiting.insert(0, settings)  # the host's fault: these settings are still to come
+
+    def _given(self) -> list[Settings]:
+        """Return what is to be measured before the sampler proposes, where it can be measured."""
+        folk = [] if self._plan.folk is None else [self._plan.folk]
+        return [
+            one
+            for one in (*folk, *self._plan.extra_candidates)
+            if not self._trials.has_tried(one) and self._bench.nearest(one, ()) == one
+        ]
 
     def _has_time_for_trials(self) -> bool:
         limit = self._plan.timeout_s

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from nccltune.block_rule import BlockRule
-from nccltune.measurement import Bench, Launch, PayloadRequest, Settings
+from nccltune.measurement import Bench, Launch, Outcome, PayloadRequest, Settings
 from nccltune.search.ablation import ablate
 from nccltune.search.duel import run_duel
 from nccltune.search.objective import Objective, pooled_medians
@@ -49,6 +49,7 @@ class Finals:
 
     Attributes:
         settings: the settings that won, empty when none did.
+        is_promising: whether any trial promised a gain, so that there was something to prove.
         duel: of the candidate that won, or of the last that failed.
         ablation: what each setting of the first finalist was worth.
         collectives: the check of the other collectives under the winner.
@@ -74,6 +75,7 @@ class Finals:
         self._is_over = is_over
         self._follow = follow
         self.settings: Settings = {}
+        self.is_promising = False
         self.duel: DuelReport | None = None
         self.ablation: tuple[AblationStep, ...] | None = None
         self.collectives: Launch | None = None
@@ -85,6 +87,7 @@ class Finals:
         """Prove the best candidate, or find that none holds."""
         ranked = [one for one in self._trials.ranked() if self._promises_gain(one.launch)]
         finalists = [one.launch.settings for one in ranked[:FINALIST_COUNT]]
+        self.is_promising = bool(finalists)
         if not finalists:
             return
         finalists = self._remeasure(finalists)
@@ -95,6 +98,7 @@ class Finals:
             finalists[0],
             self._objective.requests,
             self._objective,
+            noise=self.launch_noise,
             deadline=self._is_over,
             on_launch=lambda launch: self._follow(Stage.ABLATION, launch.settings, launch),
         )
@@ -142,13 +146,14 @@ class Finals:
             self._follow(Stage.DUEL, launch.settings, launch)
 
         collected: dict[bool, list[Launch]] = {True: [], False: []}
-        levels = tuple(level / DUEL_COUNT for level in BlockRule().levels)
+        # What is known of another candidate must not be shown for this one.
+        self.used, self.fresh_us, self.reference_us = {}, {}, {}
         self.duel = run_duel(
             self._bench,
             candidate,
             self._objective.requests,
             self._objective,
-            rule=BlockRule(levels=levels, min_gain=self._min_gain),
+            rule=BlockRule(min_gain=self._min_gain).shared_by(DUEL_COUNT),
             noise=self.launch_noise,
             deadline=self._is_over,
             on_launch=note,
@@ -173,6 +178,8 @@ class Finals:
     def _check(self, candidate: Settings) -> bool:
         self._follow(Stage.CHECKS, candidate, None)
         self.collectives = self._bench.check_collectives(candidate)
+        if self.collectives.outcome in (Outcome.HOST_BUSY, Outcome.HOST_FAILED):
+            self.collectives = self._bench.check_collectives(candidate)
         self._follow(Stage.CHECKS, candidate, self.collectives)
         self.used = dict(self._bench.inspect(candidate, self._objective.requests).used)
         return self.collectives.is_complete

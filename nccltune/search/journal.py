@@ -4,8 +4,9 @@ And the lock that keeps others out.
 
 Optuna 5.0.0, tried: a journal with a half-written last line opens, but the next append makes it
 unreadable for good; a lock file left by a killed process stalls the next for 30 s; trials that were
-running stay so for ever. Hence a lock of our own first, then the torn tail is cut, the stale lock
-removed and the left trials told as failed.
+running stay so for ever, and one that was enqueued but not yet asked for is handed out in place of
+the next. Hence a lock of our own first, then the torn tail is cut, the stale lock removed and the
+left trials told as failed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import fcntl
 import json
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.storages import JournalStorage
@@ -30,6 +31,17 @@ if TYPE_CHECKING:
 STUDY_NAME = "nccltune"
 PLAN_KEY = "nccltune.plan"
 LOCK_GRACE_S = 30
+
+DAMAGE = (
+    KeyError,
+    ValueError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    AssertionError,
+    optuna.exceptions.OptunaError,
+)
+"""What reading a journal raises whose lines are whole but do not fit each other."""
 
 
 @contextmanager
@@ -48,7 +60,7 @@ def search_lock(path: Path) -> Iterator[None]:
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             handle.seek(0)
             holder = handle.read().strip() or "unknown"
             message = (
@@ -56,6 +68,8 @@ def search_lock(path: Path) -> Iterator[None]:
                 " wait for it, or stop it"
             )
             raise BusyError(message, code="search_running") from error
+        except OSError as error:
+            raise FileError(path, f"cannot be locked: {error.strerror}") from error
         handle.truncate(0)
         handle.write(str(os.getpid()))
         handle.flush()
@@ -80,6 +94,7 @@ def open_study(
     if is_resume and not path.exists():
         raise FileError(path, "there is no search to resume; run without --resume", code="no_study")
     try:
+        _remove_stale_locks(path)
         if is_resume:
             _mend(path)
         elif path.exists():
@@ -92,42 +107,77 @@ def open_study(
             direction="minimize",
             load_if_exists=is_resume,
         )
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            study.tell(trial.number, state=TrialState.FAIL)
+        _fail_unfinished(study)
         _compare_plan(study, plan, path)
     except OSError as error:
         raise FileError(path, f"cannot be used: {error.strerror}") from error
-    except (KeyError, ValueError, TypeError, AssertionError) as error:
-        reason = f"is damaged ({type(error).__name__}); move it away and search anew"
-        raise FileError(path, reason, code="damaged_study") from error
+    except DAMAGE as error:
+        raise damaged_study(path, error) from error
     return study
+
+
+def damaged_study(path: Path, error: Exception) -> FileError:
+    """Say that a journal is damaged where no single line can be named."""
+    reason = f"is damaged ({type(error).__name__}: {error}); move it away and search anew"
+    return FileError(path, reason, code="damaged_study")
+
+
+class _Backend(JournalFileBackend):
+    """A journal file whose failure to be written becomes one line for people."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Add lines.
+
+        Raises:
+            FileError: usually a full disk; what was told before stays good.
+        """
+        try:
+            super().append_logs(logs)
+        except OSError as error:
+            reason = f"cannot be written: {error.strerror}"
+            advice = "all finished trials are kept; make room, then go on with --resume"
+            raise FileError(self._file_path, f"{reason}; {advice}", code="study_write") from error
 
 
 def _storage(path: Path) -> JournalStorage:
     lock = JournalFileOpenLock(str(path), grace_period=LOCK_GRACE_S)
-    return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+    return JournalStorage(_Backend(str(path), lock_obj=lock))
+
+
+def _fail_unfinished(study: optuna.Study) -> None:
+    """Tell as failed what a killed process left running, or enqueued and not asked for."""
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        study.tell(trial.number, state=TrialState.FAIL)
+    while study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        study.tell(study.ask(), state=TrialState.FAIL)
+
+
+def _remove_stale_locks(path: Path) -> None:
+    for stale in path.parent.glob(path.name + ".lock*"):
+        stale.unlink()
 
 
 def _mend(path: Path) -> None:
-    """Cut a half-written last line and remove the lock of a process that is gone.
-
-    Refuse damage further up.
-    """
-    for stale in path.parent.glob(path.name + ".lock*"):
-        stale.unlink()
+    """Cut a half-written last line; refuse damage further up."""
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     for number, line in enumerate(content[:whole].splitlines(), start=1):
-        try:
-            json.loads(line)
-        except ValueError:
+        if not _is_operation(line):
             text = line.decode(errors="replace")
             reason = "is damaged; move it away and search anew"
-            raise FileError(path, reason, line=number, text=text, code="damaged_study") from None
+            raise FileError(path, reason, line=number, text=text, code="damaged_study")
     if whole < len(content):
         with path.open("r+b") as handle:
             handle.truncate(whole)
             os.fsync(handle.fileno())
+
+
+def _is_operation(line: bytes) -> bool:
+    try:
+        operation = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(operation, dict) and "op_code" in operation
 
 
 def _compare_plan(study: optuna.Study, plan: dict[str, object], path: Path) -> None:
@@ -135,7 +185,8 @@ def _compare_plan(study: optuna.Study, plan: dict[str, object], path: Path) -> N
     if before is None:
         study.set_user_attr(PLAN_KEY, plan)
         return
-    differing = sorted(k for k in {*plan, *before} if plan.get(k) != before.get(k))
+    now = json.loads(json.dumps(plan))  # as the journal has it: lists for tuples
+    differing = sorted(k for k in {*now, *before} if now.get(k) != before.get(k))
     if differing:
         reason = f"belongs to another search ({', '.join(differing)} differ); run without --resume"
         raise FileError(path, reason, code="other_study")

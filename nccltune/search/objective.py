@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from nccltune.block_rule import GUARD_REJECT_RATIO
 from nccltune.measurement import Launch, PayloadRequest
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
     from nccltune.payloads import Workload
 
-GUARD_REJECT_RATIO = 1.02
-GUARD_ACCEPT_RATIO = 1.05
 GUARD_POINT_RATIO = 1.03
 """Limit of a guard's ratio where only one figure is to be had: within the band that more launches
 would decide."""
@@ -56,7 +55,8 @@ class Assessment:
             measured, with the rest taken as unchanged, when the launch is incomplete.
         ratios: candidate over baseline by payload size.
         guard: the worst state of any guard.
-        violation: how far the worst guard lies above its point limit; at most 0 when all hold.
+        violation: how far the worst guard lies above the limit that it was held to; above 0 where
+            one is broken, at most 0 where all hold.
     """
 
     score_ratio: float
@@ -151,14 +151,16 @@ class Objective:
         ratios = {size: us / baseline[size] for size, us in measured.items()}
         filled = {size: measured.get(size, us) for size, us in baseline.items()}
         guards = [self._guard(ratios[g], noise.get(g)) for g in self.guard_sizes if g in ratios]
-        violations = [ratios[g] - GUARD_POINT_RATIO for g in self.guard_sizes if g in ratios]
         state = GuardState.HELD
         if GuardState.BROKEN in guards:
             state = GuardState.BROKEN
         elif GuardState.UNDECIDED in guards:
             state = GuardState.UNDECIDED
+        # Little noise breaks a guard below the point limit already.
+        limit = GUARD_REJECT_RATIO if state is GuardState.BROKEN else GUARD_POINT_RATIO
+        worst = max((ratios[g] - limit for g in self.guard_sizes if g in ratios), default=0.0)
         score_ratio = math.exp(self.log_score(filled, baseline))
-        return Assessment(score_ratio, ratios, state, max(violations, default=0.0))
+        return Assessment(score_ratio, ratios, state, worst)
 
     @staticmethod
     def _guard(ratio: float, noise: float | None) -> GuardState:

@@ -33,9 +33,7 @@ def design_candidates(space: Space, count: int, seed: int) -> list[dict[str, str
     rng = random.Random(seed)
     alone = [space.settings({name: choice}) for name, choice in space.single_choices()]
     chosen: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
-    draws: Iterator[dict[str, str]] = (
-        space.settings(space.sparse_params(rng)) for _ in range(100 * count)
-    )
+    draws = map(space.settings, itertools.islice(space.sparse_params(rng), 100 * count))
     for settings in itertools.chain(alone, draws):
         if len(chosen) >= count:
             break

@@ -9,7 +9,6 @@ from nccltune.measurement import Bench, Outcome, Settings
 from nccltune.search.objective import Objective, pooled_medians
 from nccltune.search.result import (
     Comparison,
-    DuelReport,
     Interval,
     PayloadRow,
     SearchResult,
@@ -33,6 +32,7 @@ NO_FRESH = (
 )
 NOT_ASKED = "duel, ablation and the check of other collectives were not run: switched off"
 NO_PROMISE = "duel and ablation were not run: no candidate came near a gain worth having"
+NOT_HELD = "duel and ablation were not run: the best candidates did not hold on fresh launches"
 ENDED = "duel and ablation were not finished: the search was stopped"
 
 
@@ -65,7 +65,9 @@ class Report:
         shown = settings or (duel.settings if duel else winner)
         return SearchResult(
             verdict=verdict,
-            sentence=self._sentence(verdict, ratio, interval, duel, is_interrupted=is_interrupted),
+            sentence=self._sentence(
+                verdict, ratio, interval, finals, is_interrupted=is_interrupted
+            ),
             settings=dict(settings),
             score_ratio=ratio,
             score_interval=interval,
@@ -92,7 +94,7 @@ class Report:
             duel = finals.duel
             verdict = duel.verdict
             if verdict is Verdict.IMPROVED and not finals.settings:
-                verdict = Verdict.KEEP_DEFAULT  # it won, and other collectives failed under it
+                verdict = _unchecked(finals)
             return finals.settings, duel.score_ratio, duel.interval, verdict
         best = next(iter(self._trials.ranked()), None)
         if best is None or best.assessment is None:
@@ -207,7 +209,9 @@ class Report:
             return ENDED
         if finals is None:
             return NOT_ASKED
-        return NO_PROMISE if finals.duel is None else ""
+        if finals.duel is not None:
+            return ""
+        return NOT_HELD if finals.is_promising else NO_PROMISE
 
     @staticmethod
     def _memory_bytes(finals: Finals | None) -> int | None:
@@ -219,29 +223,51 @@ class Report:
         verdict: Verdict,
         ratio: float,
         interval: Interval,
-        duel: DuelReport | None,
+        finals: Finals | None,
         *,
         is_interrupted: bool,
     ) -> str:
         count = len(self._trials.finished)
+        trials = f"{count} trial{'' if count == 1 else 's'}"
+        reason = _doubt(finals)
+        worth = f"{100 * self._plan.min_gain:g} %"
         if is_interrupted and verdict is Verdict.INCONCLUSIVE:
-            return f"Stopped after {count} trials; all of them are kept."
-        band = f"{ratio:.3f} (95 % interval {interval.low:.3f} to {interval.high:.3f})"
+            return f"Stopped after {trials}; all finished ones are kept."
+        band = f"{ratio:.3f}"
+        if math.isfinite(interval.high):
+            band += f" (95 % interval {interval.low:.3f} to {interval.high:.3f})"
         if verdict is Verdict.IMPROVED:
             return (
                 "Improved: the communication time of a decode iteration falls to"
                 f" {band} of the defaults', and no guarded size gets slower."
             )
         if verdict is Verdict.KEEP_DEFAULT:
-            if duel is not None:
-                reason = duel.message or "other collectives failed under it"
+            if reason:
                 return (
-                    f"The defaults are already best here: the best of {count} trials is {reason}."
+                    f"The defaults are already best here: the best of {trials}"
+                    f" did not hold ({reason})."
                 )
-            return (
-                f"The defaults are already best here: none of {count} trials gains 1 % over them."
-            )
-        reason = (
-            duel.message if duel is not None and duel.message else "not proven on fresh launches"
-        )
-        return f"Inconclusive: the best of {count} trials reaches {band}, {reason}."
+            return f"The defaults are already best here: none of {trials} gains {worth} over them."
+        if not reason and ratio > 1.0 - self._plan.min_gain:
+            return f"Inconclusive: no gain of {worth} found, but {trials} do not rule one out."
+        reason = reason or "not proven on fresh launches"
+        return f"Inconclusive: the best of {trials} reaches {band}, {reason}."
+
+
+def _doubt(finals: Finals | None) -> str:
+    """Say why what the finals were about did not win; empty when they did not get that far."""
+    if finals is None or finals.duel is None or finals.settings:
+        return ""
+    if finals.duel.verdict is not Verdict.IMPROVED:
+        return finals.duel.message
+    check = finals.collectives
+    if check is None or not check.outcome.is_candidates_fault:
+        return "the other collectives could not be checked"
+    return f"other collectives ended {check.outcome} under it"
+
+
+def _unchecked(finals: Finals) -> Verdict:
+    """Judge a winner of the duel that did not pass the check of the other collectives."""
+    check = finals.collectives
+    is_unfit = check is not None and check.outcome.is_candidates_fault
+    return Verdict.KEEP_DEFAULT if is_unfit else Verdict.INCONCLUSIVE

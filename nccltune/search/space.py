@@ -20,6 +20,8 @@ from nccltune.envvars import canonical, search_domain
 if TYPE_CHECKING:
     import random
 
+    from collections.abc import Iterator
+
     from nccltune.measurement import Settings
     from nccltune.recording import Manifest
 
@@ -29,6 +31,7 @@ TREE_LL = "thread_threshold_tree_ll"
 _THRESHOLD_POSITIONS = {TREE_LL: 0, RING_LL: 3}
 """Where a number stands among the six: tree LL, LL128, Simple, then ring LL, LL128, Simple."""
 
+_THRESHOLD_COUNT = 6
 _KEEP_THRESHOLD = "-2"
 _THRESHOLD_CHOICES = ("1", "2", "4", "8", "16", "32")
 
@@ -74,7 +77,7 @@ _CLUSTER_GPUS = re.compile(r"\bG?[HB]\d{3}\b")
 def facts_of_recording(manifest: Manifest) -> HostFacts:
     """Return what a recording says of its host: from its description, never from its times."""
     uses_shm = manifest.base_environment.get("NCCL_P2P_DISABLE") == "1"
-    has_nvlink = "NVLink" in manifest.gpus
+    has_nvlink = re.search(r"NVLink|\bNV\d+", manifest.gpus) is not None
     return HostFacts(
         is_ll128_offered=has_nvlink and not uses_shm,
         has_clusters=_CLUSTER_GPUS.search(manifest.gpus) is not None,
@@ -129,14 +132,23 @@ class Space:
             if choice is not None
         ]
 
-    def sparse_params(self, rng: random.Random) -> dict[str, str | None]:
-        """Draw parameters that set only a few dimensions."""
-        count = min(rng.choice(SPARSE_SIZES), len(self._choices))
-        chosen = rng.sample(sorted(self._choices), count)
-        drawn: dict[str, str | None] = dict.fromkeys(self._choices)
-        for name in chosen:
-            drawn[name] = rng.choice(self._choices[name][1:])
-        return drawn
+    def sparse_params(self, rng: random.Random) -> Iterator[dict[str, str | None]]:
+        """Draw parameters that set only a few dimensions, for ever.
+
+        Dimensions are dealt like cards, so that each comes up once before any comes up again.
+        """
+        deck: list[str] = []
+        while True:
+            chosen: set[str] = set()
+            for _ in range(min(rng.choice(SPARSE_SIZES), len(self._choices))):
+                if not deck:
+                    deck = sorted(self._choices)
+                    rng.shuffle(deck)
+                chosen.add(deck.pop())
+            drawn: dict[str, str | None] = dict.fromkeys(self._choices)
+            for name in sorted(chosen):
+                drawn[name] = rng.choice(self._choices[name][1:])
+            yield drawn
 
     def nudge(self, params: Params, rng: random.Random) -> dict[str, str | None]:
         """Return the parameters with one dimension drawn anew."""
@@ -149,7 +161,7 @@ class Space:
         A lower bound on channels above the upper one means the upper one to NCCL; it is written so.
         """
         found = {k: v for k, v in params.items() if v is not None and k not in _THRESHOLD_POSITIONS}
-        numbers = [_KEEP_THRESHOLD] * 6
+        numbers = [_KEEP_THRESHOLD] * _THRESHOLD_COUNT
         for dimension, position in _THRESHOLD_POSITIONS.items():
             numbers[position] = params.get(dimension) or _KEEP_THRESHOLD
         if set(numbers) != {_KEEP_THRESHOLD}:
@@ -173,18 +185,26 @@ class Space:
         params: dict[str, str | None] = dict.fromkeys(self._choices)
         for name, value in known.items():
             if name == THRESHOLDS:
-                numbers = value.split()
-                for dimension, position in _THRESHOLD_POSITIONS.items():
-                    number = numbers[position]
-                    params[dimension] = None if int(number) < 0 else number
-                others = (
-                    n for i, n in enumerate(numbers) if i not in _THRESHOLD_POSITIONS.values()
-                )
-                if any(int(n) >= 0 for n in others):
+                numbers = _threshold_params(value)
+                if numbers is None:
                     return None
+                params |= numbers
             else:
                 params[name] = value
         is_inside = all(
             name in self._choices and value in self._choices[name] for name, value in params.items()
         )
         return params if is_inside else None
+
+
+def _threshold_params(value: str) -> dict[str, str | None] | None:
+    """Split a canonical NCCL_THREAD_THRESHOLDS, or None where it sets others than are searched."""
+    numbers = value.split()
+    if len(numbers) != _THRESHOLD_COUNT:
+        return None
+    searched = {
+        dimension: None if numbers[position] == _KEEP_THRESHOLD else numbers[position]
+        for dimension, position in _THRESHOLD_POSITIONS.items()
+    }
+    kept = _THRESHOLD_COUNT - sum(number is not None for number in searched.values())
+    return searched if numbers.count(_KEEP_THRESHOLD) == kept else None

@@ -106,6 +106,7 @@ class Trials:
         self._load()
         # A resumed search must not draw what it has drawn before.
         self._rng = random.Random(f"{seed}/{len(self.finished)}")
+        self._sparse_params = space.sparse_params(self._rng)
 
     def _load(self) -> None:
         records = sorted(
@@ -158,9 +159,11 @@ class Trials:
         """Measure the baseline; the first time it becomes trial 0.
 
         Raises:
-            HostError: it does not run, so that nothing can be compared.
+            HostError: it does not run the second time either, so that nothing can be compared.
         """
         launch = self._bench.launch({}, self._objective.requests)
+        if not launch.is_complete:
+            launch = self._bench.launch({}, self._objective.requests)
         if not launch.is_complete:
             message = (
                 f"the baseline itself does not run ({launch.outcome}: {launch.message});"
@@ -180,7 +183,12 @@ class Trials:
         return any(canonical(tried.launch.settings) == wanted for tried in self.finished)
 
     def propose(self) -> Settings | None:
-        """Return the next settings to measure, or None when a recording has nothing left."""
+        """Return the next settings to measure.
+
+        None when a recording has nothing left, or the operator has pinned every dimension.
+        """
+        if not self._space.dimension_count:
+            return None
         began = time.perf_counter()
         tried = [one.launch.settings for one in self.finished]
         params = self._draw()
@@ -196,7 +204,7 @@ class Trials:
 
     def _draw(self) -> dict[str, Any]:
         if not self._is_random and len(self.finished) < STARTUP_TRIAL_COUNT:
-            return self._space.sparse_params(self._rng)
+            return next(self._sparse_params)
         space = self._space.distributions
         trial = create_trial(state=TrialState.RUNNING, params={}, distributions={})
         sampler = self._study.sampler

@@ -151,10 +151,29 @@ def test_plain_view_writes_a_line_for_each_stage_and_each_launch() -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) == 5
     assert lines[0].split(maxsplit=1)[1] == STAGE_WORDS[Stage.BASELINE]
-    assert "0/40" in lines[1]
+    assert lines[1].split()[1:3] == ["baseline", "ok"]
     assert lines[2].split(maxsplit=1)[1] == STAGE_WORDS[Stage.SEARCH]
+    assert lines[3].split()[1:4] == ["trial", "1", "ok"]
     assert "NCCL_MIN_CTAS=8 NCCL_PROTO=allreduce:LL" in lines[3]
     assert lines[4].endswith(": no answer within 30 s")
+
+
+def test_plain_view_names_the_stage_of_a_launch_that_is_no_trial() -> None:
+    stream = io.StringIO()
+
+    PlainView(stream).update(moment(40, launched(), stage=Stage.DUEL))
+
+    assert stream.getvalue().splitlines()[1].split()[1:3] == ["duel", "ok"]
+
+
+def test_plain_view_announces_a_stage_once_though_the_baseline_comes_again() -> None:
+    stream = io.StringIO()
+    view = PlainView(stream)
+
+    for stage in (Stage.BASELINE, Stage.SEARCH, Stage.BASELINE, Stage.SEARCH):
+        view.update(moment(1, stage=stage))
+
+    assert len(stream.getvalue().splitlines()) == 2
 
 
 def test_plain_view_calls_a_pruned_launch_pruned() -> None:
@@ -178,7 +197,7 @@ def test_follow_without_a_terminal_writes_plain_lines_to_stderr(
 
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "1/40" in captured.err
+    assert "trial 1" in captured.err
 
 
 def test_every_stage_has_words() -> None:

@@ -1,0 +1,361 @@
+"""The experiment on two or more GPUs: everything that needs real transports, on NVLink and through host memory.
+
+    python benchmarks/two_gpus.py --out DIR [--transport nvlink] [--transport shm] [--stage NAME]...
+
+Stages, in order of worth; each writes its raw data under --out and prints a short table:
+
+search   nccltune search as a user types it, the folk profile beside it
+rival    what it found against the best candidate of the older recording, in a duel on fresh launches
+aa       duels of the baseline against itself: how often is a difference claimed that is not there
+torch    medians beside torch.distributed in a CUDA graph
+faults   crash, refusal at init, refusal at the first collective, hang, wrong data; SIGKILL in the middle, and resume
+record   nccltune recording make; a recording that is already under --out is gone on with
+
+Host memory is NCCL_P2P_DISABLE=1 in the base environment, which stands in for PCIe hosts without peer access.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nccltune.block_rule import BlockRule
+from nccltune.bench.session import BenchOptions, Session, open_session
+from nccltune.measurement import Launch, Settings
+from nccltune.payloads import default_workload
+from nccltune.recording import RecordingBench, find_recording
+from nccltune.search.duel import run_duel
+from nccltune.search.objective import Objective, log_noise, pooled_medians
+from nccltune.search.records import record_from_launch
+from nccltune.search.result import Verdict
+from nccltune.sglang.defaults import base_environment
+
+TRANSPORTS = {"nvlink": {}, "shm": {"NCCL_P2P_DISABLE": "1"}}
+OLD_RECORDING = {"nvlink": "h200-2x-nvlink", "shm": "h200-2x-shm"}
+TARGET_RATIO = {"nvlink": 0.93, "shm": 0.82}
+FAULT_CANDIDATES = (
+    "NCCL_BUFFSIZE=1000",
+    "NCCL_PROTO=bogus",
+    "NCCL_ALGO=allreduce:CollnetDirect",
+    "NCCL_MAX_CTAS=3",
+    "NCCL_MAX_CTAS=5",
+)
+FAULT_HOOK = "hang@1:NCCL_MAX_CTAS=3;wrong_data@0:NCCL_MAX_CTAS=5"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One transport's part of the experiment."""
+
+    transport: str
+    out: Path
+    program: list[str]
+    ranks: int
+    options: argparse.Namespace
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The operator's environment of every command."""
+        own = {"NCCLTUNE_HOME": str(self.out / f"home-{self.transport}")}
+        return {**os.environ, **TRANSPORTS[self.transport], **own}
+
+    def path(self, name: str) -> Path:
+        """Return a file of this transport."""
+        return self.out / f"{self.transport}-{name}"
+
+    def command(self, verb: str, *words: str) -> list[str]:
+        """Return an nccltune command on all ranks."""
+        return [*self.program, *shlex.split(verb), "--tp", str(self.ranks), *words]
+
+    def say(self, text: str) -> None:
+        """Print one line of the table."""
+        print(f"{self.transport:7} {text}", flush=True)
+
+    @contextmanager
+    def session(self) -> Iterator[tuple[Session, Objective]]:
+        """Open a bench as the commands do."""
+        objective = Objective(default_workload())
+        options = BenchOptions(rank_count=self.ranks)
+        base = base_environment(None, self.ranks)
+        with open_session(options, base, objective.requests, self.environ) as session:
+            yield session, objective
+
+
+def call(run: Run, name: str, command: Sequence[str], **environ: str) -> dict[str, object]:
+    """Run a command with --json; keep its envelope and what it said; return the envelope."""
+    began = time.monotonic()
+    with run.path(f"{name}.log").open("w") as log:
+        done = subprocess.run(
+            [*command, "--json"],
+            env={**run.environ, **environ},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            check=False,
+        )
+    envelope: dict[str, object] = json.loads(done.stdout)
+    envelope["command_line"] = shlex.join(command)
+    envelope["wall_s"] = time.monotonic() - began
+    run.path(f"{name}.json").write_text(json.dumps(envelope, indent=1) + "\n")
+    return envelope
+
+
+def search(run: Run) -> None:
+    """Search as a user does."""
+    limit = ["--trials", str(run.options.trials), "--timeout-s", str(run.options.search_s)]
+    envelope = call(run, "search", run.command("search", "--name", f"two-{run.transport}", *limit))
+    data = envelope["data"]
+    assert isinstance(data, dict)
+    run.say(
+        f"search: {data['verdict']} score {data['score_ratio']:.3f} {data['score_ci']}"
+        f" (target {TARGET_RATIO[run.transport]}) {data['trial_count']} trials,"
+        f" {envelope['wall_s']:.0f} s, exit {envelope['exit_code']}"
+    )
+    run.say(f"settings: {data['profile']['settings']}")
+    for row in data["payloads"]:
+        run.say(
+            f"  {row['bytes']:>9} B {row['baseline_us']:9.2f} -> {row['tuned_us']:9.2f} us"
+            f" ratio {row['ratio']:.3f}{' guard' if row['is_guard'] else ''}"
+        )
+    run.say(f"folk: {json.dumps(data.get('comparisons'))}")
+    run.say(trial_rate(run))
+
+
+def trial_rate(run: Run) -> str:
+    """Say how many whole trials a minute the search's own journal shows."""
+    journals = (run.out / f"home-{run.transport}").glob("studies/*.journal")
+    whole_s: list[float] = []
+    for line in next(journals).read_text().splitlines():
+        launch = json.loads(line).get("user_attr", {}).get("launch")
+        if launch and launch["outcome"] == "ok" and not launch["is_pruned"]:
+            whole_s.append(launch["duration_s"])
+    mean_s = statistics.mean(whole_s)
+    return f"whole trials: {len(whole_s)}, {mean_s:.2f} s each, {60 / mean_s:.1f} a minute"
+
+
+def found_settings(run: Run) -> dict[str, str]:
+    """Return what the search stage found."""
+    envelope = json.loads(run.path("search.json").read_text())
+    settings: dict[str, str] = envelope["data"]["profile"]["settings"]
+    return settings
+
+
+def rival(run: Run) -> None:
+    """Duel what was found against the best of the older recording, both on fresh launches."""
+    recording, _ = find_recording(OLD_RECORDING[run.transport])
+    bench = RecordingBench(recording)
+    best = best_recorded(bench, Objective(default_workload()))
+    found = found_settings(run)
+    launches: list[Launch] = []
+    with run.session() as (session, objective):
+        report = run_duel(
+            session.bench,
+            found,
+            objective.requests,
+            objective,
+            baseline=best,
+            rule=BlockRule().limited_to(run.options.rival_blocks),
+            on_launch=launches.append,
+        )
+    keep(run, "rival", launches)
+    run.say(
+        f"rival: found over the recording's best ({best}): {report.score_ratio:.3f}"
+        f" [{report.interval.low:.3f}, {report.interval.high:.3f}], {report.launch_count} launches"
+    )
+
+
+def best_recorded(bench: RecordingBench, objective: Objective) -> Settings:
+    """Return the best recorded candidate that keeps its guards."""
+    reference = pooled_medians(bench.baseline_launches())
+    ranked = []
+    for settings in bench.candidates:
+        launch = bench.launch(settings, objective.requests)
+        if launch.is_complete:
+            assessment = objective.assess(launch.median_us, reference, {})
+            if assessment.guard == "held":
+                ranked.append((assessment.score_ratio, sorted(settings.items())))
+    return dict(min(ranked)[1])
+
+
+def aa(run: Run) -> None:
+    """Let the rule decide between the baseline and itself, again and again."""
+    claims = guard_claims = 0
+    launches: list[Launch] = []
+    with run.session() as (session, objective):
+        for _ in range(run.options.aa_duels):
+            report = run_duel(
+                session.bench,
+                {},
+                objective.requests,
+                objective,
+                rule=BlockRule().limited_to(run.options.aa_blocks),
+                on_launch=launches.append,
+            )
+            is_claim = report.interval.low > 1.0 or report.interval.high < 1.0
+            claims += report.verdict is Verdict.IMPROVED or is_claim
+            guard_claims += bool(report.rejected_guards)
+        keep(run, "aa", launches)
+        noise = log_noise([launch for launch in launches if launch.is_complete])
+    run.say(
+        f"aa: {claims} claims, {guard_claims} guards rejected in {run.options.aa_duels} decisions,"
+        f" {len(launches)} launches; launch noise in %:"
+        f" { {size: round(100 * sd, 2) for size, sd in sorted(noise.items())} }"
+    )
+
+
+def torch(run: Run) -> None:
+    """Compare with torch.distributed, launch by launch in turns."""
+    ours: list[Launch] = []
+    theirs: list[dict[str, float]] = []
+    with run.session() as (session, objective):
+        payloads = [f"--payload={r.size_bytes}:{r.graph_count}" for r in objective.requests]
+        program = Path(__file__).with_name("torch_graph.py")
+        environ = {**os.environ, **session.base}
+        command = [sys.executable, str(program), f"--ranks={run.ranks}", *payloads]
+        for _ in range(run.options.torch_launches):
+            ours.append(session.bench.launch({}, objective.requests))
+            done = subprocess.run(
+                command, env=environ, capture_output=True, text=True, check=False, timeout=150
+            )
+            if done.returncode:
+                run.say(f"torch: failed: {done.stderr[-400:]}")
+                return
+            theirs.append(json.loads(done.stdout.splitlines()[-1]))
+    keep(run, "torch", ours, {"torch_us": theirs})
+    medians = pooled_medians(ours)
+    for size, us in sorted(medians.items()):
+        other = statistics.median(one[str(size)] for one in theirs)
+        run.say(f"torch: {size:>9} B ours {us:9.2f} torch {other:9.2f} us ratio {us / other:.3f}")
+
+
+def faults(run: Run) -> None:
+    """Show every failing outcome once, then kill a search in the middle and go on with it."""
+    words = [word for text in FAULT_CANDIDATES for word in ("--try", text)]
+    limits = ["--trials", "12", "--no-duel", "--launch-timeout-s", "8", "--unsafe"]
+    command = run.command("search", "--name", "faults", *limits, *words)
+    envelope = call(run, "faults", command, NCCLTUNE_TEST_FAULT=FAULT_HOOK)
+    data = envelope["data"]
+    assert isinstance(data, dict)
+    run.say(f"faults: {json.dumps(data.get('outcome_counts'))} in {envelope['wall_s']:.0f} s")
+    for failure in data.get("failures", []):
+        run.say(f"  {failure['outcome']}: {failure['settings']} {failure['message'][:110]}")
+    kill_and_resume(run)
+
+
+def kill_and_resume(run: Run) -> None:
+    """SIGKILL a search after some trials, look for leftovers, resume."""
+    command = run.command("search", "--name", "killed", "--trials", "14", "--no-duel")
+    victim = subprocess.Popen(
+        command, env=run.environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert victim.stderr is not None
+    seen = 0
+    for line in victim.stderr:
+        seen += "trial" in line
+        if seen >= 5:
+            break
+    time.sleep(0.4)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    victim.stderr.close()
+    time.sleep(2.0)
+    left = subprocess.run(
+        ["pgrep", "-fc", "nccltune.bench.server"], capture_output=True, text=True, check=False
+    )
+    before = finished_trials(run, "killed")
+    envelope = call(run, "resumed", [*command, "--resume"])
+    after = finished_trials(run, "killed")
+    run.say(
+        f"killed after {len(before)} finished trials, {left.stdout.strip()} rank processes left;"
+        f" resumed: {len(after)} trials, the same first ones: {after[: len(before)] == before},"
+        f" exit {envelope['exit_code']}"
+    )
+
+
+def finished_trials(run: Run, name: str) -> list[str]:
+    """Return the launches of a study's finished trials, in order."""
+    path = run.out / f"home-{run.transport}" / "studies" / f"{name}.journal"
+    lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+    attributes = (json.loads(line).get("user_attr", {}) for line in lines)
+    return [json.dumps(one["launch"], sort_keys=True) for one in attributes if "launch" in one]
+
+
+def record(run: Run) -> None:
+    """Make or go on with a dense recording."""
+    name = f"h200-{run.ranks}x-{run.transport}"
+    path = run.out / f"{name}.json"
+    limits = ["--candidates", str(run.options.candidates), "--timeout-s", str(run.options.record_s)]
+    words = ["--name", name, "--append", str(path), *limits]
+    envelope = call(run, "record", run.command("recording make", *words))
+    recording = json.loads(path.read_text())
+    distinct = {json.dumps(one["settings"], sort_keys=True) for one in recording["launches"]}
+    run.say(
+        f"record: {len(recording['launches'])} launches, {len(distinct) - 1} candidates,"
+        f" {envelope['wall_s']:.0f} s, exit {envelope['exit_code']}"
+    )
+
+
+def keep(run: Run, name: str, launches: Sequence[Launch], more: object = None) -> None:
+    """Write raw launches."""
+    document = {"launches": [record_from_launch(launch) for launch in launches], "more": more}
+    run.path(f"{name}-raw.json").write_text(json.dumps(document) + "\n")
+
+
+STAGES: dict[str, Callable[[Run], None]] = {
+    "search": search,
+    "rival": rival,
+    "aa": aa,
+    "torch": torch,
+    "faults": faults,
+    "record": record,
+}
+
+
+def main() -> int:
+    """Run the stages asked for; a stage that breaks does not stop the next."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--transport", action="append", choices=sorted(TRANSPORTS))
+    parser.add_argument("--stage", action="append", choices=list(STAGES))
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--program", default=f"{sys.executable} -m nccltune")
+    parser.add_argument("--trials", type=int, default=60)
+    parser.add_argument("--search-s", type=float, default=165.0)
+    parser.add_argument("--aa-duels", type=int, default=10)
+    parser.add_argument("--aa-blocks", type=int, default=2)
+    parser.add_argument("--rival-blocks", type=int, default=4)
+    parser.add_argument("--torch-launches", type=int, default=3)
+    parser.add_argument("--candidates", type=int, default=220)
+    parser.add_argument("--record-s", type=float, default=240.0)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    is_good = True
+    for stage in options.stage or STAGES:
+        for transport in options.transport or TRANSPORTS:
+            program = shlex.split(options.program)
+            run = Run(transport, options.out.resolve(), program, options.ranks, options)
+            began = time.monotonic()
+            try:
+                STAGES[stage](run)
+            except Exception as error:  # noqa: BLE001 - the next stage is worth its device time
+                run.say(f"{stage}: BROKEN: {type(error).__name__}: {error}")
+                is_good = False
+            run.say(f"({stage} took {time.monotonic() - began:.0f} s)")
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
