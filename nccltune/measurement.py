@@ -49,7 +49,7 @@ class PayloadRequest:
 
     size_bytes: int
     graph_count: int
-    replay_count: int = 15
+    replay_count: int = 12
     warmup_count: int = 3
 
 

@@ -36,7 +36,7 @@ def parse_payload_option(text: str) -> tuple[int, int]:
         size_bytes = parse_size_bytes(size_text)
     except ValueError as error:
         hint = "" if "KiB" in str(error) else "; write bytes, or a number with KiB, MiB or GiB"
-        raise _bad(f"--payload {text}: {error or size_text!r}{hint}") from error
+        raise _bad(f"--payload {text}: {error}{hint}") from error
     try:
         count = int(count_text)
     except ValueError:

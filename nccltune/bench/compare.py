@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nccltune.bench.nccl_log import NcclReport
@@ -48,7 +49,8 @@ def compare(
         if launch.is_complete:
             arms[is_candidate].append(launch)
             continue
-        failed = launch
+        who = "" if is_candidate else "the baseline itself: "
+        failed = replace(launch, message=f"{who}{launch.message}")
         break
     report = bench.inspect(settings, requests) if failed is None else NcclReport()
     rows = [

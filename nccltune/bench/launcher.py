@@ -83,6 +83,7 @@ class GpuBench:
         self._device_module = device_module
         self._test_fault = test_fault
         self._seeds = itertools.count(1)
+        self._leaving: Ranks | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="nccltune-"))
         try:
             self._server = self._start_server()
@@ -175,6 +176,7 @@ class GpuBench:
 
     def close(self) -> None:
         """End the server and remove temporary files."""
+        self._await_last()
         self._server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -221,13 +223,17 @@ class GpuBench:
                 with record.phase("teardown"):
                     ranks.ask("closing", "close")
                     ranks.leave()
+                self._leaving = ranks
             except RankFault as fault:
                 record.fault = fault
             finally:
                 with record.phase("kill"):
-                    ranks.kill()
+                    if ranks is not self._leaving:
+                        ranks.kill()
+                    if self._is_fresh:
+                        self._await_last()
         if record.fault is not None:
-            self._await_memory(used_before, record)
+            self._await_memory(used_before, record, is_stuck=ranks.is_stuck)
         return record.launch(settings, time.monotonic() - began)
 
     def _open(self, ranks: Ranks, record: _Record) -> None:
@@ -239,9 +245,20 @@ class GpuBench:
             except RankFault as fault:
                 # No setting has been read yet, so that whatever is wrong is the host's.
                 raise RankFault(Outcome.HOST_FAILED, str(fault), fault.rank) from fault
+            self._await_last()
             record.free_bytes = tuple(ranks.ask("reading memory", "free_bytes"))
         with record.phase("communicator"):
             self._connect(ranks)
+
+    def _await_last(self) -> None:
+        """See the ranks of the launch before out.
+
+        A process with a CUDA context takes a while to end, as another takes one to begin: both
+        happen at the same time, but nothing is measured before the GPUs are free.
+        """
+        if self._leaving is not None:
+            self._leaving.await_gone()
+            self._leaving = None
 
     @staticmethod
     def _connect(ranks: Ranks) -> None:
@@ -271,10 +288,12 @@ class GpuBench:
             jobs.append(RankJob(role, environ, str(logs / f"rank{rank}.log"), cpu_set))
         return jobs
 
-    def _await_memory(self, used_before: Mapping[str, int], record: _Record) -> None:
+    def _await_memory(
+        self, used_before: Mapping[str, int], record: _Record, *, is_stuck: bool
+    ) -> None:
         """After a kill: see the GPUs' memory come back, or call the host broken."""
         end = time.monotonic() + MEMORY_RETURN_DEADLINE_S
-        message = self._held_memory(used_before)
+        message = "a killed rank does not end" if is_stuck else self._held_memory(used_before)
         while message and time.monotonic() < end:
             time.sleep(MEMORY_POLL_S)
             message = self._held_memory(used_before)

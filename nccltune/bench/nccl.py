@@ -25,7 +25,6 @@ _SIGNATURES: dict[str, list[object]] = {
     "ncclAllGather": [c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p],
     "ncclReduceScatter": [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
     "ncclBroadcast": [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
-    "ncclCommDestroy": [c_void_p],
 }
 _ADVICE = " (run with NCCL_DEBUG=WARN for details)"
 
@@ -114,10 +113,6 @@ class Nccl:
         unique = UniqueId.from_buffer_copy(unique_id)
         self._call("ncclCommInitRank", byref(communicator), world_size, unique, rank)
         return communicator
-
-    def destroy(self, communicator: c_void_p) -> None:
-        """Release a communicator; all ranks have to."""
-        self._call("ncclCommDestroy", communicator)
 
     def all_reduce(self, pointer: int, count: int, communicator: c_void_p, stream: int) -> None:
         """Sum ``count`` bf16 elements over all ranks, in place, on ``stream``."""

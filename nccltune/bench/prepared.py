@@ -58,6 +58,7 @@ class PreparedServer:
                 pass_fds=[theirs.fileno()],
                 env=dict(environ),
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # ours belongs to the report
                 start_new_session=True,
             )
         self._control = Connection(ours.detach())
@@ -98,11 +99,12 @@ class PreparedServer:
         return RankProcess(job.role.rank, pid, connection)
 
     def reap(self, process: RankProcess) -> int | None:
-        """Wait for a rank that is ending; return its wait status, None when the server is gone."""
+        """Wait for a rank that is ending; return its wait status, None if it does not end."""
         process.connection.close()
         try:
             self._control.send(("reap", process.pid))
-            return int(self._control.recv())
+            status: int | None = self._control.recv()
+            return status
         except (EOFError, OSError):
             return None
         except BaseException:
@@ -111,6 +113,9 @@ class PreparedServer:
 
     def close(self) -> None:
         """End the server; ranks that are left die with it."""
+        # Closing alone does not end the connection where an interrupt has left a duplicate of it.
+        with suppress(OSError), socket.socket(fileno=os.dup(self._control.fileno())) as control:
+            control.shutdown(socket.SHUT_RDWR)
         self._control.close()
         try:
             self._process.wait(timeout=2)

@@ -57,6 +57,9 @@ class Ranks:
         servers: where to fork from; rank r uses ``servers[r % len(servers)]``.
         jobs: one a rank, in rank order.
         deadline_s: seconds until everything must be over.
+
+    Attributes:
+        is_stuck: a process was killed and does not end: its driver holds it.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Ranks:
         self._end = time.monotonic() + deadline_s
         self._logs = [Path(job.log_path) for job in jobs]
         self._processes: list[RankProcess] = []
+        self.is_stuck = False
         try:
             for job in jobs:
                 self._processes.append(self._server(job.role.rank).fork(job))
@@ -144,23 +148,25 @@ class Ranks:
         return f"rank {process.rank} {how} while {what}" + (f": {tail}" if tail else "")
 
     def leave(self) -> None:
-        """Let every rank go in peace.
+        """Let every rank go; ``await_gone`` waits for them.
 
         Raises:
-            RankFault: one did not.
+            RankFault: one does not answer any more.
         """
         self.ask("leaving", "leave")
-        for process in list(self._processes):
-            self._processes.remove(process)
-            self._server(process.rank).reap(process)
 
     def kill(self) -> None:
         """End what is left, at once, and wait until it is gone."""
         for process in self._processes:
             process.kill()
-        for process in self._processes:
-            self._server(process.rank).reap(process)
-        self._processes.clear()
+        self.await_gone()
+
+    def await_gone(self) -> None:
+        """Wait until every rank's process has ended, its GPU memory with it."""
+        while self._processes:
+            process = self._processes.pop()  # before the wait, for an interrupt may end that
+            status = self._server(process.rank).reap(process)
+            self.is_stuck |= status is None
 
 
 def last_log_line(path: Path) -> str:

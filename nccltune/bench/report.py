@@ -58,8 +58,9 @@ class BenchReport:
     """One candidate beside the baseline, over fresh launches in ABBA order.
 
     Attributes:
-        outcome: OK, or how the first launch of the candidate that failed ended.
-        message: for people, what went wrong; empty when ``outcome`` is OK.
+        outcome: OK, or how the first launch that failed ended.
+        message: for people, what went wrong, and that it was the baseline if it was; empty when
+            ``outcome`` is OK.
         launch_count: launches of both arms that were measured to the end.
         interval_method: how the intervals were found, in words.
         memory_bytes_per_gpu: GPU memory of one communicator under the candidate; None where not

@@ -13,12 +13,18 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
 from nccltune.bench.rank import RankJob, run_rank
+
+REAP_DEADLINE_S = 10.0
+"""A killed process that holds a GPU goes in well under a second, unless its driver is stuck."""
+
+REAP_POLL_S = 0.002
 
 
 def main() -> None:
@@ -41,12 +47,23 @@ def main() -> None:
             if command == "fork":
                 living.add(_fork_rank(control, argument, module))
             elif command == "reap":
-                control.send(os.waitpid(argument, 0)[1])
+                control.send(_reap(argument))
                 living.discard(argument)
     except (EOFError, OSError):  # OSError: it went in the middle of a message
         for pid in living:  # the launcher is gone: so go its ranks, with whatever they started
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
+
+
+def _reap(pid: int) -> int | None:
+    """Return the wait status of a rank that is ending, or None when the driver does not let it."""
+    end = time.monotonic() + REAP_DEADLINE_S
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(REAP_POLL_S)
+    return None
 
 
 def _fork_rank(control: Connection, job: RankJob, module: Any) -> int:

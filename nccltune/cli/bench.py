@@ -12,7 +12,7 @@ from nccltune.cli.bench_report import bench_data, bench_parts
 from nccltune.cli.envelope import Answer
 from nccltune.cli.interrupts import polite_signals
 from nccltune.cli.launch_path import bypass_warning, find_path, path_data
-from nccltune.cli.launches import SERIES_WORDING, SeriesFollower
+from nccltune.cli.launches import BENCH_WORDING, SeriesFollower
 from nccltune.cli.live import follow
 from nccltune.cli.options import gpu_options, json_option, launch_argument, workload_options
 from nccltune.cli.settings_options import candidates_from_options
@@ -106,7 +106,7 @@ def _compare_all(
 ) -> list[BenchReport]:
     objective = Objective(demand.workload, is_shared_gpu=session.plan.is_shared)
     reports = []
-    with follow("bench", wants_json=invocation.wants_json, wording=SERIES_WORDING) as observer:
+    with follow("bench", wants_json=invocation.wants_json, wording=BENCH_WORDING) as observer:
         for name, settings in candidates:
             report = compare(
                 session.bench,

@@ -41,11 +41,24 @@ class Invocation:
             has_stray_launch=any("sglang" in word for word in own),
         )
 
-    def format_again(self, *more: str) -> str:
-        """Write the same call with further options, to be copied into a shell."""
+    def format_again(self, *flags: str, **values: object) -> str:
+        """Write the same call with further flags and other values, to be copied into a shell."""
         own, launch = _split(self.arguments)
-        added = [option for option in more if option not in own]
+        for name, value in values.items():
+            own = [*_without(own, f"--{name}"), f"--{name}", str(value)]
+        added = [flag for flag in flags if flag not in own]
         return shlex.join(["nccltune", *own, *added, *launch])
+
+
+def _without(words: list[str], option: str) -> list[str]:
+    """Leave out an option that takes one value, in both of its spellings."""
+    kept: list[str] = []
+    is_value = False
+    for word in words:
+        if not is_value and word != option and not word.startswith(f"{option}="):
+            kept.append(word)
+        is_value = word == option and not is_value
+    return kept
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nccltune.cli.live import Wording
+from nccltune.cli.live import KEPT, Wording
 from nccltune.search.result import Progress, Stage
 
 if TYPE_CHECKING:
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from nccltune.measurement import Launch, Outcome
     from nccltune.search.result import SearchObserver
 
-SERIES_WORDING = Wording(dict.fromkeys(Stage, "measuring"), "launch")
+BENCH_WORDING = Wording(dict.fromkeys(Stage, "measuring"), "launch", "Ctrl-C stops.")
+RECORDING_WORDING = replace(BENCH_WORDING, footer=KEPT)
 
 
 class SeriesFollower:

@@ -41,13 +41,15 @@ STAGE_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """What a view calls stages and launches."""
+    """What a view calls stages and launches, and what it says of Ctrl-C."""
 
     stages: Mapping[Stage, str]
     unit: str
+    footer: str
 
 
-SEARCH_WORDING = Wording(STAGE_WORDS, "trial")
+KEPT = "Ctrl-C stops; everything measured so far is kept."
+SEARCH_WORDING = Wording(STAGE_WORDS, "trial", KEPT)
 
 
 class PlainView:
@@ -135,7 +137,7 @@ class LiveView:
             self._head(progress, since_s),
             self._facts(progress, since_s),
             Padding(self._history(), (1, 0, 0, 0)),
-            Text("Ctrl-C stops; everything measured so far is kept.", style="dim"),
+            Text(self._wording.footer, style="dim"),
         )
 
     def _head(self, progress: Progress, since_s: float) -> RenderableType:
@@ -189,7 +191,7 @@ class LiveView:
         grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         for past in self._recent:
             grid.add_row(
-                str(past.trial_idx),
+                str(past.trial_idx) if past.stage is Stage.SEARCH else str(past.stage),
                 format_ratio(past.score_ratio),
                 _ending(past),
                 _story(past),

@@ -14,7 +14,7 @@ import nccltune
 from nccltune.bench.session import BenchOptions
 from nccltune.cli.envelope import Answer, Complaint
 from nccltune.cli.interrupts import polite_signals
-from nccltune.cli.launches import SERIES_WORDING, SeriesFollower
+from nccltune.cli.launches import RECORDING_WORDING, SeriesFollower
 from nccltune.cli.live import follow
 from nccltune.cli.options import gpu_options, json_option, launch_argument, workload_options
 from nccltune.cli.sources import open_gpus
@@ -114,7 +114,7 @@ def make_command(invocation: Invocation, /, **options: object) -> Answer:
         writer = RecordingWriter(chosen.path, chosen.name, manifest)
         with (
             writer,
-            follow("recording", wants_json=invocation.wants_json, wording=SERIES_WORDING) as (
+            follow("recording", wants_json=invocation.wants_json, wording=RECORDING_WORDING) as (
                 observer
             ),
         ):

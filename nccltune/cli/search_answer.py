@@ -116,7 +116,7 @@ def _next_command(
         words = ["nccltune", "bench", "--profile", saved.name, *shared, *asked.format_again()]
         return shlex.join(words)
     if result.verdict is Verdict.INCONCLUSIVE and not is_recording:
-        return invocation.format_again("--resume")
+        return invocation.format_again("--resume", trials=2 * result.trial_count)
     return ""
 
 

@@ -50,6 +50,7 @@ def ablate(
     *,
     baseline: Settings | None = None,
     noise: float | None = None,
+    max_round_count: int = MAX_ROUND_COUNT,
     deadline: Deadline = lambda: False,
     on_launch: OnLaunch | None = None,
 ) -> tuple[dict[str, str], tuple[AblationStep, ...]]:
@@ -66,6 +67,7 @@ def ablate(
         objective: scores a pair of launches and names the guards.
         baseline: settings of the baseline; never left out.
         noise: the host's A/A noise; more of it means more rounds.
+        max_round_count: rounds that the time left allows.
         deadline: asked before every launch; a round cut short counts for nothing.
         on_launch: called after every launch.
     """
@@ -75,7 +77,7 @@ def ablate(
         return dict(settings), ()
     launches = FreshLaunches(bench, requests, on_launch)
     work = _Ablation(launches, objective, dict(settings), fixed, deadline)
-    costs = work.costs(names, _round_count(noise))
+    costs = work.costs(names, min(max_round_count, _round_count(noise)))
     dropped = work.confirm(_droppable(costs))
     steps = tuple(
         AblationStep(name, None if cost is None else math.exp(cost.log_score), name in dropped)

@@ -8,6 +8,7 @@ settings that a profile will hold.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
     from nccltune.payloads import Workload
 
 LOCK_NAME = "search.lock"
-FINALS_SHARE = 0.5
+FINALS_SHARE = 0.6
 """Share of the time limit that is kept for proving the winner, at most."""
 
-FINALS_LAUNCH_COUNT = 36
-"""Launches that proving takes as a rule: 8 again, 8 for ablation, 16 in the duel, the checks."""
+FINALS_LAUNCH_COUNT = 42
+"""Launches that proving takes as a rule: 8 again, 20 for ablation, 12 in the duel, 2 checks."""
+
+MIN_LAUNCH_S = 0.001
+UNLIMITED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,7 @@ class _Search:
                     self._objective,
                     self._trials,
                     min_gain=self._plan.min_gain,
-                    is_over=self._is_over,
+                    launches_left=self._launches_left,
                     follow=self._follow,
                 )
                 finals.run()
@@ -151,8 +155,17 @@ class _Search:
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began
 
-    def _is_over(self) -> bool:
-        return self._plan.timeout_s is not None and self._elapsed_s >= self._plan.timeout_s
+    def _launches_left(self, reserved: int) -> int:
+        """Return how many launches the time limit still allows beside those reserved."""
+        if self._plan.timeout_s is None:
+            return UNLIMITED
+        left_s = self._plan.timeout_s - self._elapsed_s
+        return math.floor(left_s / self._launch_s) - reserved
+
+    @property
+    def _launch_s(self) -> float:
+        """Mean time of a launch so far."""
+        return max(MIN_LAUNCH_S, self._elapsed_s / max(1, self._launch_count))
 
     def _measure_baseline(self) -> None:
         self._follow(Stage.BASELINE, {}, None)
@@ -191,9 +204,8 @@ class _Search:
         limit = self._plan.timeout_s
         if limit is None:
             return True
-        launch_s = self._elapsed_s / max(1, self._launch_count)
-        reserve_s = FINALS_LAUNCH_COUNT * launch_s if self._plan.use_duel else 0.0
-        return self._elapsed_s + launch_s < limit - min(reserve_s, FINALS_SHARE * limit)
+        reserve_s = FINALS_LAUNCH_COUNT * self._launch_s if self._plan.use_duel else 0.0
+        return self._elapsed_s + self._launch_s < limit - min(reserve_s, FINALS_SHARE * limit)
 
     def _follow(
         self, stage: Stage, settings: Settings, launch: Launch | None, tried: Tried | None = None
@@ -226,6 +238,6 @@ class _Search:
         launches = trials_left * (1.0 + 1.0 / BASELINE_EVERY)
         if self._plan.use_duel and not self._bench.baseline_launches():
             launches += FINALS_LAUNCH_COUNT if stage in (Stage.BASELINE, Stage.SEARCH) else 0
-        estimate_s = launches * self._elapsed_s / self._launch_count
+        estimate_s = launches * self._launch_s
         limit = self._plan.timeout_s
         return estimate_s if limit is None else max(0.0, min(estimate_s, limit - self._elapsed_s))

@@ -28,6 +28,14 @@ FINALIST_COUNT = 3
 DUEL_COUNT = 2
 """If the first candidate fails its duel, the next may try; each has half the error level."""
 
+BLOCK_LAUNCH_COUNT = 4
+CHECK_LAUNCH_COUNT = 2
+DUEL_RESERVE = 3 * BLOCK_LAUNCH_COUNT + CHECK_LAUNCH_COUNT
+"""Launches that must be left for the duel: three blocks tell an effect of 8 % from 2 % noise."""
+
+LaunchesLeft = Callable[[int], int]
+"""How many launches the time limit still allows, beside so many that are reserved."""
+
 Follow = Callable[[Stage, Settings, Launch | None], None]
 
 
@@ -65,14 +73,14 @@ class Finals:
         trials: Trials,
         *,
         min_gain: float,
-        is_over: Callable[[], bool],
+        launches_left: LaunchesLeft,
         follow: Follow,
     ) -> None:
         self._bench = bench
         self._objective = objective
         self._trials = trials
         self._min_gain = min_gain
-        self._is_over = is_over
+        self._launches_left = launches_left
         self._follow = follow
         self.settings: Settings = {}
         self.is_promising = False
@@ -93,15 +101,7 @@ class Finals:
         finalists = self._remeasure(finalists)
         if not finalists:
             return
-        reduced, self.ablation = ablate(
-            self._bench,
-            finalists[0],
-            self._objective.requests,
-            self._objective,
-            noise=self.launch_noise,
-            deadline=self._is_over,
-            on_launch=lambda launch: self._follow(Stage.ABLATION, launch.settings, launch),
-        )
+        reduced = self._ablate(finalists[0])
         for candidate in [reduced, *finalists[1:]][:DUEL_COUNT]:
             if self._duel(candidate) and self._check(candidate):
                 self.settings = candidate
@@ -120,7 +120,7 @@ class Finals:
         order: list[Settings] = [{}, *finalists, *reversed(finalists), {}]
         launches: dict[int, list[Launch]] = {}
         for settings in order:
-            if self._is_over():
+            if self._launches_left(DUEL_RESERVE) < 1:
                 break
             self._follow(Stage.REMEASURE, settings, None)
             launch = self._bench.launch(settings, self._objective.requests)
@@ -140,6 +140,23 @@ class Finals:
                     scores[idx] = assessment.score_ratio
         return [finalists[idx] for idx in sorted(scores, key=scores.__getitem__)]
 
+    def _ablate(self, candidate: Settings) -> Settings:
+        """Drop what does not pay, in as many rounds as leave time for the duel."""
+        round_count = self._launches_left(DUEL_RESERVE) // (2 * (len(candidate) + 2))
+        if round_count < 1:
+            return candidate
+        reduced, self.ablation = ablate(
+            self._bench,
+            candidate,
+            self._objective.requests,
+            self._objective,
+            noise=self.launch_noise,
+            max_round_count=round_count,
+            deadline=lambda: self._launches_left(DUEL_RESERVE) < 1,
+            on_launch=lambda launch: self._follow(Stage.ABLATION, launch.settings, launch),
+        )
+        return reduced
+
     def _duel(self, candidate: Settings) -> bool:
         def note(launch: Launch) -> None:
             collected[bool(launch.settings)].append(launch)
@@ -155,7 +172,7 @@ class Finals:
             self._objective,
             rule=BlockRule(min_gain=self._min_gain).shared_by(DUEL_COUNT),
             noise=self.launch_noise,
-            deadline=self._is_over,
+            deadline=lambda: self._launches_left(BLOCK_LAUNCH_COUNT + CHECK_LAUNCH_COUNT) < 1,
             on_launch=note,
         )
         complete = {

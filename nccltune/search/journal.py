@@ -107,8 +107,8 @@ def open_study(
             direction="minimize",
             load_if_exists=is_resume,
         )
-        _fail_unfinished(study)
         _compare_plan(study, plan, path)
+        _fail_unfinished(study)
     except OSError as error:
         raise FileError(path, f"cannot be used: {error.strerror}") from error
     except DAMAGE as error:

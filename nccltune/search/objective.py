@@ -156,8 +156,9 @@ class Objective:
             state = GuardState.BROKEN
         elif GuardState.UNDECIDED in guards:
             state = GuardState.UNDECIDED
-        # Little noise breaks a guard below the point limit already.
-        limit = GUARD_REJECT_RATIO if state is GuardState.BROKEN else GUARD_POINT_RATIO
+        # Where there is little noise, a guard below the point limit is broken already.
+        is_sure = noise and state is GuardState.BROKEN
+        limit = GUARD_REJECT_RATIO if is_sure else GUARD_POINT_RATIO
         worst = max((ratios[g] - limit for g in self.guard_sizes if g in ratios), default=0.0)
         score_ratio = math.exp(self.log_score(filled, baseline))
         return Assessment(score_ratio, ratios, state, worst)

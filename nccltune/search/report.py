@@ -90,7 +90,7 @@ class Report:
 
     def _answer(self, finals: Finals | None) -> tuple[Settings, float, Interval, Verdict]:
         """Return winner, score ratio, its interval and the verdict."""
-        if finals is not None and finals.duel is not None:
+        if finals is not None and finals.duel is not None and finals.duel.block_count:
             duel = finals.duel
             verdict = duel.verdict
             if verdict is Verdict.IMPROVED and not finals.settings:
@@ -249,7 +249,7 @@ class Report:
                 )
             return f"The defaults are already best here: none of {trials} gains {worth} over them."
         if not reason and ratio > 1.0 - self._plan.min_gain:
-            return f"Inconclusive: no gain of {worth} found, but {trials} do not rule one out."
+            return f"Inconclusive: no gain of {worth} found in {trials}, too few to rule one out."
         reason = reason or "not proven on fresh launches"
         return f"Inconclusive: the best of {trials} reaches {band}, {reason}."
 

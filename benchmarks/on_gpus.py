@@ -1,17 +1,21 @@
-"""The experiment on two or more GPUs: everything that needs real transports, on NVLink and through host memory.
+"""The experiments on real GPUs, each one command: what runs there becomes docs/results/.
 
-    python benchmarks/two_gpus.py --out DIR [--transport nvlink] [--transport shm] [--stage NAME]...
+    python benchmarks/on_gpus.py --out DIR [--transport NAME]... [--stage NAME]... [--ranks N]
+
+Transports: nvlink (as the host is), shm (NCCL_P2P_DISABLE=1 in the base environment: host memory,
+which stands in for PCIe hosts without peer access), and shared (all ranks on one GPU: shows that
+everything works, its times mean nothing).
 
 Stages, in order of worth; each writes its raw data under --out and prints a short table:
 
 search   nccltune search as a user types it, the folk profile beside it
-rival    what it found against the best candidate of the older recording, in a duel on fresh launches
-aa       duels of the baseline against itself: how often is a difference claimed that is not there
-torch    medians beside torch.distributed in a CUDA graph
-faults   crash, refusal at init, refusal at the first collective, hang, wrong data; SIGKILL in the middle, and resume
-record   nccltune recording make; a recording that is already under --out is gone on with
-
-Host memory is NCCL_P2P_DISABLE=1 in the base environment, which stands in for PCIe hosts without peer access.
+rival    what it found against the best candidate of the older recording, in a duel on fresh
+launches faults   crash, refusal at init, refusal at the first collective, hang, wrong data; SIGKILL
+in the middle, and resume bench    nccltune bench as a user types it, for people to read fork
+the fixed cost of a trial by phase: forked from the prepared server, and with fresh interpreters aa
+duels of the baseline against itself: how often is a difference claimed that is not there torch
+medians beside torch.distributed in a CUDA graph record   nccltune recording make; a recording that
+is already under --out is gone on with
 """
 
 from __future__ import annotations
@@ -41,7 +45,11 @@ from nccltune.search.records import record_from_launch
 from nccltune.search.result import Verdict
 from nccltune.sglang.defaults import base_environment
 
-TRANSPORTS = {"nvlink": {}, "shm": {"NCCL_P2P_DISABLE": "1"}}
+TRANSPORTS: dict[str, dict[str, str]] = {
+    "nvlink": {},
+    "shm": {"NCCL_P2P_DISABLE": "1"},
+    "shared": {},
+}
 OLD_RECORDING = {"nvlink": "h200-2x-nvlink", "shm": "h200-2x-shm"}
 TARGET_RATIO = {"nvlink": 0.93, "shm": 0.82}
 FAULT_CANDIDATES = (
@@ -67,26 +75,34 @@ class Run:
     @property
     def environ(self) -> dict[str, str]:
         """The operator's environment of every command."""
-        own = {"NCCLTUNE_HOME": str(self.out / f"home-{self.transport}")}
-        return {**os.environ, **TRANSPORTS[self.transport], **own}
+        home = self.out / f"home-{self.transport}-{self.ranks}"
+        return {**os.environ, **TRANSPORTS[self.transport], "NCCLTUNE_HOME": str(home)}
 
     def path(self, name: str) -> Path:
         """Return a file of this transport."""
-        return self.out / f"{self.transport}-{name}"
+        return self.out / f"{self.transport}-{self.ranks}-{name}"
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all ranks are on one GPU."""
+        return self.transport == "shared"
 
     def command(self, verb: str, *words: str) -> list[str]:
         """Return an nccltune command on all ranks."""
-        return [*self.program, *shlex.split(verb), "--tp", str(self.ranks), *words]
+        shared = ["--share-gpu"] if self.is_shared else []
+        return [*self.program, *shlex.split(verb), "--tp", str(self.ranks), *shared, *words]
 
     def say(self, text: str) -> None:
         """Print one line of the table."""
         print(f"{self.transport:7} {text}", flush=True)
 
     @contextmanager
-    def session(self) -> Iterator[tuple[Session, Objective]]:
+    def session(self, *, is_fresh: bool = False) -> Iterator[tuple[Session, Objective]]:
         """Open a bench as the commands do."""
-        objective = Objective(default_workload())
-        options = BenchOptions(rank_count=self.ranks)
+        objective = Objective(default_workload(), is_shared_gpu=self.is_shared)
+        options = BenchOptions(
+            rank_count=self.ranks, is_shared=self.is_shared, is_fresh=is_fresh, deadline_s=60.0
+        )
         base = base_environment(None, self.ranks)
         with open_session(options, base, objective.requests, self.environ) as session:
             yield session, objective
@@ -114,12 +130,14 @@ def call(run: Run, name: str, command: Sequence[str], **environ: str) -> dict[st
 def search(run: Run) -> None:
     """Search as a user does."""
     limit = ["--trials", str(run.options.trials), "--timeout-s", str(run.options.search_s)]
-    envelope = call(run, "search", run.command("search", "--name", f"two-{run.transport}", *limit))
+    envelope = call(
+        run, "search", run.command("search", "--name", f"found-{run.transport}", *limit)
+    )
     data = envelope["data"]
     assert isinstance(data, dict)
     run.say(
         f"search: {data['verdict']} score {data['score_ratio']:.3f} {data['score_ci']}"
-        f" (target {TARGET_RATIO[run.transport]}) {data['trial_count']} trials,"
+        f" (target {TARGET_RATIO.get(run.transport, 'none')}) {data['trial_count']} trials,"
         f" {envelope['wall_s']:.0f} s, exit {envelope['exit_code']}"
     )
     run.say(f"settings: {data['profile']['settings']}")
@@ -128,20 +146,27 @@ def search(run: Run) -> None:
             f"  {row['bytes']:>9} B {row['baseline_us']:9.2f} -> {row['tuned_us']:9.2f} us"
             f" ratio {row['ratio']:.3f}{' guard' if row['is_guard'] else ''}"
         )
-    run.say(f"folk: {json.dumps(data.get('comparisons'))}")
+    for other in data.get("comparisons", []):
+        run.say(f"{other['name']}: score {other['score_ratio']} {other['ratios']}")
+    run.say(f"collectives, memory: {data.get('collectives')} {data.get('memory_bytes_per_gpu')}")
     run.say(trial_rate(run))
 
 
 def trial_rate(run: Run) -> str:
     """Say how many whole trials a minute the search's own journal shows."""
-    journals = (run.out / f"home-{run.transport}").glob("studies/*.journal")
+    name = f"found-{run.transport}"
     whole_s: list[float] = []
-    for line in next(journals).read_text().splitlines():
+    for line in study_path(run, name).read_text().splitlines():
         launch = json.loads(line).get("user_attr", {}).get("launch")
         if launch and launch["outcome"] == "ok" and not launch["is_pruned"]:
             whole_s.append(launch["duration_s"])
     mean_s = statistics.mean(whole_s)
     return f"whole trials: {len(whole_s)}, {mean_s:.2f} s each, {60 / mean_s:.1f} a minute"
+
+
+def study_path(run: Run, name: str) -> Path:
+    """Return the journal of a search."""
+    return Path(run.environ["NCCLTUNE_HOME"], "studies", f"{name}.journal")
 
 
 def found_settings(run: Run) -> dict[str, str]:
@@ -242,7 +267,7 @@ def torch(run: Run) -> None:
 def faults(run: Run) -> None:
     """Show every failing outcome once, then kill a search in the middle and go on with it."""
     words = [word for text in FAULT_CANDIDATES for word in ("--try", text)]
-    limits = ["--trials", "12", "--no-duel", "--launch-timeout-s", "8", "--unsafe"]
+    limits = ["--trials", "10", "--no-duel", "--launch-timeout-s", "8", "--unsafe"]
     command = run.command("search", "--name", "faults", *limits, *words)
     envelope = call(run, "faults", command, NCCLTUNE_TEST_FAULT=FAULT_HOOK)
     data = envelope["data"]
@@ -255,7 +280,7 @@ def faults(run: Run) -> None:
 
 def kill_and_resume(run: Run) -> None:
     """SIGKILL a search after some trials, look for leftovers, resume."""
-    command = run.command("search", "--name", "killed", "--trials", "14", "--no-duel")
+    command = run.command("search", "--name", "killed", "--trials", "9", "--no-duel")
     victim = subprocess.Popen(
         command, env=run.environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -263,7 +288,7 @@ def kill_and_resume(run: Run) -> None:
     seen = 0
     for line in victim.stderr:
         seen += "trial" in line
-        if seen >= 5:
+        if seen >= 4:
             break
     time.sleep(0.4)
     victim.send_signal(signal.SIGKILL)
@@ -285,10 +310,43 @@ def kill_and_resume(run: Run) -> None:
 
 def finished_trials(run: Run, name: str) -> list[str]:
     """Return the launches of a study's finished trials, in order."""
-    path = run.out / f"home-{run.transport}" / "studies" / f"{name}.journal"
+    path = study_path(run, name)
     lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
     attributes = (json.loads(line).get("user_attr", {}) for line in lines)
     return [json.dumps(one["launch"], sort_keys=True) for one in attributes if "launch" in one]
+
+
+def bench(run: Run) -> None:
+    """Put the folk profile beside the baseline as a user does, and keep what is printed."""
+    words = ["--profile", "folk-ll-ring", "--launches", str(run.options.bench_launches)]
+    done = subprocess.run(
+        run.command("bench", *words),
+        env=run.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        check=False,
+    )
+    run.path("bench.txt").write_text(done.stdout)
+    for line in done.stdout.splitlines():
+        run.say(f"| {line}")
+    run.say(f"bench: exit {done.returncode}")
+
+
+def fork(run: Run) -> None:
+    """Time the phases of a launch, forked and fresh."""
+    medians: dict[bool, dict[str, float]] = {}
+    for is_fresh in (False, True):
+        with run.session(is_fresh=is_fresh) as (session, objective):
+            # A user's pause between launches is none: the launch before is seen out in the next.
+            launches = [session.bench.launch({}, objective.requests) for _ in range(4)][1:]
+        keep(run, f"fork-{'fresh' if is_fresh else 'forked'}", launches)
+        phases = {name: [one.phases_s[name] for one in launches] for name in launches[0].phases_s}
+        phases["total"] = [launch.duration_s for launch in launches]
+        medians[is_fresh] = {name: statistics.median(times) for name, times in phases.items()}
+        label = "fresh " if is_fresh else "forked"
+        run.say(f"{label}: " + ", ".join(f"{k} {v:.3f} s" for k, v in medians[is_fresh].items()))
+    run.say(f"fresh over forked: {medians[True]['total'] / medians[False]['total']:.1f}")
 
 
 def record(run: Run) -> None:
@@ -315,9 +373,11 @@ def keep(run: Run, name: str, launches: Sequence[Launch], more: object = None) -
 STAGES: dict[str, Callable[[Run], None]] = {
     "search": search,
     "rival": rival,
+    "faults": faults,
+    "bench": bench,
+    "fork": fork,
     "aa": aa,
     "torch": torch,
-    "faults": faults,
     "record": record,
 }
 
@@ -334,6 +394,7 @@ def main() -> int:
     parser.add_argument("--program", default=f"{sys.executable} -m nccltune")
     parser.add_argument("--trials", type=int, default=60)
     parser.add_argument("--search-s", type=float, default=165.0)
+    parser.add_argument("--bench-launches", type=int, default=4)
     parser.add_argument("--aa-duels", type=int, default=10)
     parser.add_argument("--aa-blocks", type=int, default=2)
     parser.add_argument("--rival-blocks", type=int, default=4)
@@ -344,7 +405,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     is_good = True
     for stage in options.stage or STAGES:
-        for transport in options.transport or TRANSPORTS:
+        for transport in options.transport or ["nvlink", "shm"]:
             program = shlex.split(options.program)
             run = Run(transport, options.out.resolve(), program, options.ranks, options)
             began = time.monotonic()
