@@ -104,12 +104,12 @@ class PreparedServer:
         try:
             self._control.send(("reap", process.pid))
             status: int | None = self._control.recv()
-            return status
         except (EOFError, OSError):
             return None
         except BaseException:
             self.close()  # as in fork
             raise
+        return status
 
     def close(self) -> None:
         """End the server; ranks that are left die with it."""

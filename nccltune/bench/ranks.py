@@ -128,6 +128,9 @@ class Ranks:
             kind, value = process.connection.recv()
         except (EOFError, OSError):
             return RankFault(Outcome.CRASHED, self._describe_death(process, what), process.rank)
+        except Exception as error:  # noqa: BLE001 - a damaged process can write anything
+            message = f"rank {process.rank} answered nonsense while {what}: {error}"
+            return RankFault(Outcome.CRASHED, message, process.rank)
         if kind == "ok":
             answers[process.rank] = value
             return None

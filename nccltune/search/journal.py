@@ -14,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -93,6 +93,7 @@ def open_study(
     """
     if is_resume and not path.exists():
         raise FileError(path, "there is no search to resume; run without --resume", code="no_study")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # its news are not for our terminal
     try:
         _remove_stale_locks(path)
         if is_resume:
@@ -139,8 +140,17 @@ class _Backend(JournalFileBackend):
             raise FileError(self._file_path, f"{reason}; {advice}", code="study_write") from error
 
 
+class _Lock(JournalFileOpenLock):
+    """Optuna's lock; an interrupt while it is being taken stays an interrupt."""
+
+    def release(self) -> None:
+        """Let go, also of what was not held yet."""
+        with suppress(RuntimeError):
+            super().release()
+
+
 def _storage(path: Path) -> JournalStorage:
-    lock = JournalFileOpenLock(str(path), grace_period=LOCK_GRACE_S)
+    lock = _Lock(str(path), grace_period=LOCK_GRACE_S)
     return JournalStorage(_Backend(str(path), lock_obj=lock))
 
 

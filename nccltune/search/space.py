@@ -19,7 +19,6 @@ from nccltune.envvars import canonical, search_domain
 
 if TYPE_CHECKING:
     import random
-
     from collections.abc import Iterator
 
     from nccltune.measurement import Settings
@@ -71,7 +70,8 @@ class HostFacts:
 
 
 _CLUSTER_GPUS = re.compile(r"\bG?[HB]\d{3}\b")
-"""Names of GPUs with thread-block clusters, where only a name was recorded: H100, H200, GH200, B200, GB200."""
+"""Names of GPUs with thread-block clusters, where only a name was recorded: H100, H200, GH200,
+B200, GB200."""
 
 
 def facts_of_recording(manifest: Manifest) -> HostFacts:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import optuna
 import pytest
 
 from nccltune.paths import shipped_recordings_dir
@@ -68,7 +67,6 @@ def launched_in(path: Path) -> list[Settings]:
 @pytest.fixture(scope="module")
 def search(recordings: dict[str, Recording], study_dir: Path) -> Search:
     """Search once for each recording and seed; 40 trials, as a user does who types nothing else."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     found: dict[tuple[str, int], SearchResult] = {}
 
     def result(name: str, seed: int) -> SearchResult:

@@ -1,4 +1,4 @@
-"""The arithmetic of the data check, with bf16 and the orders of a ring and a tree in pure Python."""
+"""The arithmetic of the data check: bf16, and the orders of a ring and a tree, in pure Python."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-import optuna
 import pytest
 from optuna.trial import TrialState
 
@@ -24,11 +23,6 @@ CANDIDATES = tuple(
     for protocol in ("LL", "Simple")
     for threads in ("64", "128", "256", "512")
 )
-
-
-@pytest.fixture(autouse=True)
-def quiet_optuna() -> None:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 @pytest.fixture
@@ -110,6 +104,16 @@ def test_open_study_new_one_can_be_read_by_optuna_alone(path: Path, content: byt
     assert study.trials[1].params["NCCL_NTHREADS"] == "64"
 
 
+def test_open_study_says_nothing_on_the_terminal(
+    path: Path, content: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    del content
+    open_trials(path, ModelBench(), is_resume=True).measure_baseline()
+    open_trials(path, ModelBench()).measure_baseline()
+
+    assert capfd.readouterr() == ("", "")
+
+
 def test_open_study_without_resume_sets_the_old_one_aside(path: Path, content: bytes) -> None:
     assert open_trials(path, ModelBench()).finished == []
 
@@ -180,7 +184,7 @@ def test_open_study_cut_after_every_line_gives_each_trial_its_own_parameters(
     path: Path, content: bytes
 ) -> None:
     lines = content.splitlines(keepends=True)
-    for count in range(0, len(lines), 3):
+    for count in range(0, len(lines), 4):
         path.write_bytes(b"".join(lines[:count]))
         trials = open_trials(path, ModelBench(), is_resume=True)
         trials.measure_baseline()
@@ -296,3 +300,19 @@ def test_full_disk_from_the_start_names_the_journal(
 def test_open_study_in_a_folder_that_is_not_there_names_the_journal(path: Path) -> None:
     with pytest.raises(FileError, match=r"kimi\.journal: cannot be used: No such file"):
         open_plain_study(path)
+
+
+def test_interrupt_while_the_journal_is_locked_stays_an_interrupt(
+    path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = open_trials(path, ModelBench(), is_resume=True)
+    assert path.read_bytes().startswith(content)
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.open", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            trials.measure(CANDIDATES[6])
+    assert len(open_trials(path, ModelBench(), is_resume=True).finished) == 6

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 
 from nccltune.measurement import Launch, Outcome, Settings
@@ -25,11 +24,6 @@ BOTH = {**THREADS, **WIDE, "NCCL_BUFFSIZE": "1048576"}
 FOLK = {"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring"}
 GUARDS = set(OBJECTIVE.guard_sizes)
 PLAN = SearchPlan(workload=default_workload(), facts=FACTS, trial_count=4, seed=1)
-
-
-@pytest.fixture(autouse=True)
-def quiet_optuna() -> None:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def effect(settings: Settings, size_bytes: int) -> float:

@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import optuna
 import pytest
 from optuna.trial import TrialState
 
@@ -24,11 +23,6 @@ FAULTS = [outcome for outcome in Outcome if outcome.is_candidates_fault]
 HOST_FAULTS = (Outcome.HOST_BUSY, Outcome.HOST_FAILED)
 
 Open = Callable[..., Trials]
-
-
-@pytest.fixture(autouse=True)
-def quiet_optuna() -> None:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 @pytest.fixture
