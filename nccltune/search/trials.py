@@ -34,9 +34,9 @@ from nccltune.search.records import launch_from_record, record_from_launch
 from nccltune.search.result import Failure
 
 if TYPE_CHECKING:
-    from nccltune.search.space import Space
+    from nccltune.search.space import Params, Space
 
-SPARSE_TRIAL_COUNT = 8
+SPARSE_TRIAL_COUNT = 7
 """Proposals that set only a few dimensions, before the sampler takes over."""
 
 STARTUP_TRIAL_COUNT = SPARSE_TRIAL_COUNT + 2
@@ -48,17 +48,21 @@ HOST_FAULT_LIMIT = 3
 """Launches in a row that fail through the host before a search gives up; everything told so far is
 kept."""
 
+STEP_SHARE = 0.8
+"""Share of the sampler's draws that become small steps from the best candidate so far."""
+
+STEP_SIZES = (1, 2, 2, 3)
 NUDGE_LIMIT = 50
 BASELINE_KEY = "nccltune.baseline."
 CONSTRAINT = "guards"
 
 
 def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    """Return a sampler: ``tpe`` (joint over all dimensions, aware of the guards) or ``random``."""
+    """Return a sampler: ``tpe`` (each dimension by itself, aware of the guards) or ``random``."""
     if name == "random":
         return optuna.samplers.RandomSampler(seed=seed)
     return optuna.samplers.TPESampler(
-        multivariate=True, n_startup_trials=STARTUP_TRIAL_COUNT, seed=seed, constant_liar=False
+        multivariate=False, n_startup_trials=STARTUP_TRIAL_COUNT, seed=seed, constant_liar=False
     )
 
 
@@ -203,13 +207,37 @@ class Trials:
         return found
 
     def _draw(self) -> dict[str, Any]:
-        if not self._is_random and len(self.finished) < STARTUP_TRIAL_COUNT:
+        """Draw parameters: sparse ones first, then the sampler's, mostly as steps from the best."""
+        if self._is_random:
+            return self._sampled()
+        if len(self.finished) < STARTUP_TRIAL_COUNT:
             return next(self._sparse_params)
+        drawn = self._sampled()
+        return self._step(drawn) if self._rng.random() < STEP_SHARE else drawn
+
+    def _step(self, drawn: dict[str, Any]) -> dict[str, Any]:
+        """Take over only a few dimensions of a draw into the best candidate so far.
+
+        NCCL's defaults are good, most settings do nothing or harm, and a dense draw from ten
+        dimensions almost always holds one that ruins it.
+        """
+        best = next(iter(self.ranked()), None)
+        start: Params = {}
+        if best is not None and _score(best) < 1.0:
+            start = self._space.params(best.launch.settings) or {}
+        params = {name: start.get(name) for name in drawn}
+        differing = sorted(name for name in drawn if drawn[name] != params[name])
+        count = min(self._rng.choice(STEP_SIZES), len(differing))
+        for name in self._rng.sample(differing, count):
+            params[name] = drawn[name]
+        return params
+
+    def _sampled(self) -> dict[str, Any]:
         space = self._space.distributions
         trial = create_trial(state=TrialState.RUNNING, params={}, distributions={})
         sampler = self._study.sampler
         drawn = sampler.sample_relative(self._study, trial, space)
-        for name in space.keys() - drawn.keys():
+        for name in sorted(space.keys() - drawn.keys()):
             drawn[name] = sampler.sample_independent(self._study, trial, name, space[name])
         return drawn
 
