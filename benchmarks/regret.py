@@ -1,8 +1,9 @@
 """How far a search is from the best recorded candidate, by trials spent, beside a random sampler.
 
-On each shipped recording and for each seed a search of 40 trials runs on the default workload. Regret is the best
-candidate found so far that keeps its guards, over the best of the whole recording, minus one; before any is found it is
-the default's. The engine's own cost is timed beside it: ask, tell, journal and a live view, per trial.
+On each shipped recording and for each seed a search of 40 trials runs on the default workload.
+Regret is the best candidate found so far that keeps its guards, over the best of the whole
+recording, minus one; before any is found it is the default's. The engine's own cost is timed beside
+it: ask, tell, journal and a live view, per trial.
 
     python benchmarks/regret.py [--seeds 20] [--json FILE]
 """
@@ -19,20 +20,23 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import optuna
 from rich.console import Console
 from rich.live import Live
 
 from nccltune.cli.live import REFRESHES_PER_S, LiveView
-from nccltune.measurement import Launch, Settings
 from nccltune.payloads import default_workload
 from nccltune.recording import RecordingBench, find_recording
 from nccltune.search.engine import SearchPlan, run_search
 from nccltune.search.objective import GUARD_POINT_RATIO, Objective, pooled_medians
-from nccltune.search.result import Progress, SearchObserver
 from nccltune.search.space import facts_of_recording
 from nccltune.store import find_profile
+
+if TYPE_CHECKING:
+    from nccltune.measurement import Launch, Settings
+    from nccltune.search.result import Progress, SearchObserver
 
 RECORDINGS = ("h200-2x-nvlink", "h200-2x-shm")
 CHECKPOINTS = (20, 40)
@@ -43,7 +47,7 @@ ENGINE_LIMIT_MS = 20.0
 
 
 class Follower:
-    """Keeps the settings of every trial in order, and lets a live view draw, as a user's search does."""
+    """Keeps the settings of every trial in order."""
 
     def __init__(self) -> None:
         self.settings: list[Settings] = []

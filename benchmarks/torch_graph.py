@@ -1,9 +1,9 @@
-"""The same all-reduces through torch.distributed, in a CUDA graph: an outside check of our own timing.
+"""The same all-reduces through torch.distributed, in a CUDA graph: a check of our own timing.
 
     python benchmarks/torch_graph.py --ranks 2 --payload 43008:123 --payload 67108864:4
 
-Prints one JSON object: payload size -> median us of one all-reduce, the slowest rank's for every replay. Settings come
-from the environment, as they do for a server.
+Prints one JSON object: payload size -> median us of one all-reduce, the slowest rank's for every
+replay. Settings come from the environment, as they do for a server.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main() -> int:
         process.start()
     collected = [answers.get(timeout=120)[1] for _ in ranks]
     medians = {
-        size: statistics.median(max(times) for times in zip(*(one[size] for one in collected)))
+        size: statistics.median(map(max, zip(*(one[size] for one in collected), strict=True)))
         for size, _ in pairs
     }
     print(json.dumps(medians))

@@ -6,17 +6,19 @@ import itertools
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from nccltune.bench.gpu_watch import GpuWatch
 from nccltune.bench.host import HostPlan, rank_environ
+from nccltune.bench.leftovers import list_segments, make_folder, remove_segments
 from nccltune.bench.nccl_log import NcclReport, parse_nccl_log
 from nccltune.bench.prepared import PreparedServer
 from nccltune.bench.rank import FAULT_VARIABLE, RankJob, RankSamples, Role
 from nccltune.bench.ranks import RankFault, Ranks, host_outcome
-from nccltune.errors import HostError
 from nccltune.measurement import (
     KeepGoing,
     Launch,
@@ -27,23 +29,12 @@ from nccltune.measurement import (
 )
 
 DEFAULT_DEADLINE_S = 30.0
-MEMORY_RETURN_DEADLINE_S = 10.0
-"""How long the driver may take to give a killed rank's memory back before the host counts as
-broken."""
-
-MEMORY_POLL_S = 0.1
-MEMORY_TOLERANCE_BYTES = 256 << 20
-"""Used GPU memory moves by less than this when nobody works on it; a lost rank holds its CUDA
-context and more."""
-
 DEVICE_MODULE = "nccltune.bench.device"
 COMMUNICATORS_PER_SERVER = 2
 """SGLang keeps two on the tensor-parallel group: its own for graphs, torch's for everything
 else."""
 
 _LOOKUP = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING"}
-
-ReadUsedBytes = Callable[[], Mapping[str, int]]
 
 
 class GpuBench:
@@ -56,8 +47,7 @@ class GpuBench:
         deadline_s: for one launch, from its first process to its last.
         is_fresh: start new interpreters for every launch instead of forking; only to measure what
             forking saves.
-        read_used_bytes: GPU memory in use by GPU; after a kill it must come back. None: not looked
-            at.
+        watch: sees whether the GPUs are ours alone and their memory comes back; none by default.
         device_module: what ranks drive; tests give a stand-in.
 
     Raises:
@@ -71,7 +61,7 @@ class GpuBench:
         *,
         deadline_s: float = DEFAULT_DEADLINE_S,
         is_fresh: bool = False,
-        read_used_bytes: ReadUsedBytes | None = None,
+        watch: GpuWatch | None = None,
         device_module: str = DEVICE_MODULE,
         test_fault: str = "",
     ) -> None:
@@ -79,12 +69,12 @@ class GpuBench:
         self._base = dict(base)
         self._deadline_s = deadline_s
         self._is_fresh = is_fresh
-        self._read_used_bytes = read_used_bytes
+        self._watch = watch or GpuWatch()
         self._device_module = device_module
         self._test_fault = test_fault
         self._seeds = itertools.count(1)
         self._leaving: Ranks | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="nccltune-"))
+        self._folder = make_folder()
         try:
             self._server = self._start_server()
         except BaseException:
@@ -209,10 +199,11 @@ class GpuBench:
     ) -> Launch:
         began = time.monotonic()
         record = _Record()
+        segments = list_segments()
         try:
-            used_before = self._read_used_bytes() if self._read_used_bytes is not None else {}
-        except HostError as error:
-            record.fault = RankFault(Outcome.HOST_FAILED, str(error), None)
+            self._watch.begin()
+        except RankFault as fault:
+            record.fault = fault
             return record.launch(settings, time.monotonic() - began)
         with tempfile.TemporaryDirectory(dir=self._folder) as logs, self._servers() as servers:
             ranks = Ranks(servers, self._jobs(settings, extra, Path(logs)), self._deadline_s)
@@ -233,8 +224,15 @@ class GpuBench:
                     if self._is_fresh:
                         self._await_last()
         if record.fault is not None:
-            self._await_memory(used_before, record, is_stuck=ranks.is_stuck)
+            self._clean_up(ranks, segments, record)
         return record.launch(settings, time.monotonic() - began)
+
+    def _clean_up(self, ranks: Ranks, segments: frozenset[str], record: _Record) -> None:
+        """After a kill: nothing of the ranks may stay, or the host is to blame from here on."""
+        remove_segments(segments)
+        if ranks.is_stuck:
+            record.fault = RankFault(Outcome.HOST_FAILED, "a killed rank does not end", None)
+        record.fault = self._watch.await_memory() or record.fault
 
     def _open(self, ranks: Ranks, record: _Record) -> None:
         with record.phase("start"):
@@ -246,6 +244,7 @@ class GpuBench:
                 # No setting has been read yet, so that whatever is wrong is the host's.
                 raise RankFault(Outcome.HOST_FAILED, str(fault), fault.rank) from fault
             self._await_last()
+            self._watch.check_alone(Counter(gpu.uuid for gpu in self._plan.gpus))
             record.free_bytes = tuple(ranks.ask("reading memory", "free_bytes"))
         with record.phase("communicator"):
             self._connect(ranks)
@@ -287,32 +286,6 @@ class GpuBench:
             cpu_set = self._plan.cpu_sets[rank] if self._plan.cpu_sets else frozenset()
             jobs.append(RankJob(role, environ, str(logs / f"rank{rank}.log"), cpu_set))
         return jobs
-
-    def _await_memory(
-        self, used_before: Mapping[str, int], record: _Record, *, is_stuck: bool
-    ) -> None:
-        """After a kill: see the GPUs' memory come back, or call the host broken."""
-        end = time.monotonic() + MEMORY_RETURN_DEADLINE_S
-        message = "a killed rank does not end" if is_stuck else self._held_memory(used_before)
-        while message and time.monotonic() < end:
-            time.sleep(MEMORY_POLL_S)
-            message = self._held_memory(used_before)
-        if message:
-            record.fault = RankFault(Outcome.HOST_FAILED, message, None)
-
-    def _held_memory(self, used_before: Mapping[str, int]) -> str:
-        """Say which GPU still holds memory that was free before; nothing when all is well."""
-        if self._read_used_bytes is None:
-            return ""
-        try:
-            used = self._read_used_bytes()
-        except HostError as error:
-            return str(error)
-        for gpu, used_bytes in used.items():
-            held_bytes = used_bytes - used_before.get(gpu, used_bytes)
-            if held_bytes > MEMORY_TOLERANCE_BYTES:
-                return f"{held_bytes >> 20} MiB did not come back on GPU {gpu} after a kill"
-        return ""
 
 
 class _Record:

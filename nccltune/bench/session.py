@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nccltune.bench.fitness import read_shm_free_bytes
+from nccltune.bench.gpu_watch import GpuWatch
 from nccltune.bench.host import HostPlan, plan_host, preflight
 from nccltune.bench.launcher import DEFAULT_DEADLINE_S, GpuBench
 from nccltune.bench.rank import FAULT_VARIABLE
 from nccltune.conf_files import read_conf_files
 from nccltune.errors import HostError
 from nccltune.gpu_choice import choose_gpus
-from nccltune.hardware import Hardware, read_gpus, read_memory_used_bytes
+from nccltune.hardware import Hardware, read_foreign_processes, read_gpus, read_memory_used_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -132,7 +133,7 @@ def open_session(
         base,
         deadline_s=options.deadline_s,
         is_fresh=options.is_fresh,
-        read_used_bytes=lambda: read_memory_used_bytes(plan.uuids),
+        watch=_watch(plan, options),
         test_fault=outer.get(FAULT_VARIABLE, ""),
     ) as bench:
         baseline_report = bench.inspect({}, requests)
@@ -157,6 +158,16 @@ def open_session(
                 *_pinned_words(pinned),
             ),
         )
+
+
+def _watch(plan: HostPlan, options: BenchOptions) -> GpuWatch:
+    """Watch the plan's GPUs; whoever was accepted from the start is not looked for later."""
+    return GpuWatch(
+        lambda: read_memory_used_bytes(plan.uuids),
+        None
+        if options.is_forced
+        else lambda: [one.uuid for one in read_foreign_processes(plan.uuids, ())],
+    )
 
 
 def operator_settings(environ: Mapping[str, str]) -> dict[str, str]:

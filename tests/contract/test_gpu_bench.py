@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nccltune.errors import RankError
+from nccltune.errors import HostError, RankError
 from nccltune.measurement import Outcome, PayloadRequest
 from tests.support.hosts import REPOSITORY, standin_bench, standin_plan
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nccltune.bench.launcher import GpuBench
+from nccltune.bench.gpu_watch import GpuWatch
+from nccltune.bench.leftovers import list_segments
 
 REQUESTS = (PayloadRequest(43008, 123), PayloadRequest(67108864, 4), PayloadRequest(14336, 123))
 FAULTS = (
@@ -151,14 +153,45 @@ def test_ranks_get_nothing_of_the_callers_nccl_environment(monkeypatch: pytest.M
 
 
 def test_memory_that_does_not_come_back_is_the_hosts_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nccltune.bench.launcher.MEMORY_RETURN_DEADLINE_S", 0.2)
+    monkeypatch.setattr("nccltune.bench.gpu_watch.MEMORY_RETURN_DEADLINE_S", 0.2)
     readings = iter([{"GPU-0": 0}] + [{"GPU-0": 1 << 30}] * 50)
-    bench = standin_bench(2, faults=FAULTS, read_used_bytes=lambda: next(readings))
-    with bench:
+    watch = GpuWatch(lambda: next(readings))
+    with standin_bench(2, faults=FAULTS, watch=watch) as bench:
         launch = bench.launch({"NCCL_PROTO": "bogus"}, REQUESTS)
 
     assert launch.outcome is Outcome.HOST_FAILED
     assert "1024 MiB did not come back on GPU GPU-0" in launch.message
+
+
+def test_driver_that_stops_answering_is_the_hosts_fault() -> None:
+    def lost() -> dict[str, int]:
+        raise HostError("GPU 1 is lost", code="gpu_lost")
+
+    with standin_bench(2, watch=GpuWatch(lost)) as bench:
+        launch = bench.launch({}, REQUESTS)
+
+    assert (launch.outcome, launch.message) == (Outcome.HOST_FAILED, "GPU 1 is lost")
+
+
+def test_somebody_else_on_the_gpus_is_host_busy_and_no_fault_of_the_settings() -> None:
+    ours = ["GPU-00000000", "GPU-00000001"]
+    seen = iter([ours, [*ours, "GPU-00000001"]])
+    with standin_bench(2, watch=GpuWatch(None, lambda: next(seen))) as bench:
+        alone, busy = bench.launch({}, REQUESTS), bench.launch({}, REQUESTS)
+
+    assert alone.outcome is Outcome.OK
+    assert busy.outcome is Outcome.HOST_BUSY
+    assert "GPU-00000001: 2 processes" in busy.message
+    assert not busy.outcome.is_candidates_fault
+
+
+def test_shared_memory_of_killed_ranks_is_removed() -> None:
+    before = list_segments()
+    with standin_bench(2, faults="segment@0:NCCL_MAX_CTAS=1", deadline_s=5.0) as bench:
+        launch = bench.launch({"NCCL_MAX_CTAS": "1"}, REQUESTS)
+
+        assert launch.outcome is Outcome.CRASHED
+        assert list_segments() == before
 
 
 def test_killed_launcher_leaves_no_rank_behind(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from nccltune.measurement import Outcome, PayloadRequest
 from nccltune.sglang.defaults import base_environment
 
 REQUESTS = (PayloadRequest(43008, 3, 3, 1), PayloadRequest(1376256, 2, 3, 1))
+LARGE = PayloadRequest(67108864, 2, 3, 1)
+"""Where each rank has a GPU, a tiny buffer kills only the protocol that large payloads use."""
+
 FAULTS = "hang@1:NCCL_MAX_CTAS=3;wrong_data@0:NCCL_MAX_CTAS=5"
 
 pytestmark = pytest.mark.device
@@ -51,7 +54,9 @@ def test_inspect_says_what_nccl_used(session: Session) -> None:
 def test_launch_under_bad_settings_is_told_apart(
     session: Session, settings: dict[str, str], outcome: Outcome
 ) -> None:
-    assert session.bench.launch(settings, REQUESTS).outcome is outcome
+    requests = REQUESTS if session.plan.is_shared else (*REQUESTS, LARGE)
+
+    assert session.bench.launch(settings, requests).outcome is outcome
     assert session.bench.launch({}, REQUESTS).outcome is Outcome.OK
 
 

@@ -32,6 +32,7 @@ def install() -> None:
     for module in (session, sources):
         module.read_gpus = standin_hardware  # type: ignore[attr-defined]
     session.read_memory_used_bytes = lambda uuids: {}  # type: ignore[attr-defined]
+    session.read_foreign_processes = lambda uuids, own: []  # type: ignore[attr-defined]
     os.environ["PYTHONPATH"] = str(REPOSITORY)
     session.GpuBench = functools.partial(  # type: ignore[misc,attr-defined]
         _standin_bench, device_module=STANDIN_MODULE

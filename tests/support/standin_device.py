@@ -83,6 +83,10 @@ class StandIn:
         return RankSamples(tuple(samples), self._role.fault != "wrong_data")
 
     def _fail_on_demand(self) -> None:
+        if self._has_fault("segment"):
+            with open(f"/dev/shm/nccl-standin{os.getpid()}", "wb") as segment:  # noqa: PTH123
+                segment.write(bytes(4096))
+            os.kill(os.getpid(), signal.SIGSEGV)
         if self._has_fault("crash"):
             os.kill(os.getpid(), signal.SIGFPE)
         if self._has_fault("segfault"):
