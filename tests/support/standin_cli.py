@@ -29,14 +29,15 @@ def standin_hardware() -> Hardware:
 
 def install() -> None:
     """Put the stand-ins in place of NVML and of the GPU device."""
-    for module in (session, sources):
-        module.read_gpus = standin_hardware  # type: ignore[attr-defined]
-    session.read_memory_used_bytes = lambda uuids: {}  # type: ignore[attr-defined]
-    session.read_foreign_processes = lambda uuids, own: []  # type: ignore[attr-defined]
     os.environ["PYTHONPATH"] = str(REPOSITORY)
-    session.GpuBench = functools.partial(  # type: ignore[misc,attr-defined]
-        _standin_bench, device_module=STANDIN_MODULE
-    )
+    for module, name, standin in (
+        (session, "read_gpus", standin_hardware),
+        (sources, "read_gpus", standin_hardware),
+        (session, "read_memory_used_bytes", lambda uuids: {}),
+        (session, "read_foreign_processes", lambda uuids, own: []),
+        (session, "GpuBench", functools.partial(_standin_bench, device_module=STANDIN_MODULE)),
+    ):
+        setattr(module, name, standin)
 
 
 def _standin_bench(plan: object, base: dict[str, str], **options: object) -> GpuBench:
