@@ -59,11 +59,27 @@ def answer_from_result(
         errors = (Complaint("interrupted", message),)
     return Answer(
         data=data,
-        show=lambda: search_parts(result, saved, next_command=next_command),
+        show=lambda: search_parts(
+            result,
+            saved,
+            next_command=next_command,
+            memory_left_bytes=memory_left_bytes(demand, source),
+        ),
         exit_code=exit_code,
         warnings=_warnings(result, demand, source, path, notice),
         errors=errors,
     )
+
+
+def memory_left_bytes(demand: Demand, source: Source) -> int | None:
+    """Return what the launch leaves on a GPU beside weights and KV cache; None if not said."""
+    share = demand.command.value("mem_fraction_static") if demand.command else None
+    if share is None or source.gpu_memory_bytes is None:
+        return None
+    try:
+        return int((1.0 - float(share)) * source.gpu_memory_bytes)
+    except ValueError:
+        return None
 
 
 def _save(result: SearchResult, demand: Demand, source: Source, name: str) -> SavedProfile:
@@ -93,6 +109,7 @@ def _measured(result: SearchResult, demand: Demand) -> dict[str, object]:
         "duel",
         "not_run",
         "memory_bytes_per_gpu",
+        "memory_baseline_bytes_per_gpu",
     )
     chosen = plain({key: data[key] for key in kept})
     assert isinstance(chosen, dict)  # noqa: S101 - a mapping stays one

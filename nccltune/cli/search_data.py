@@ -59,6 +59,7 @@ def search_data(
         "ablation": _ablation(result),
         "collectives": None if result.collectives is None else _launch(result.collectives),
         "memory_bytes_per_gpu": result.memory_bytes_per_gpu,
+        "memory_baseline_bytes_per_gpu": result.memory_baseline_bytes_per_gpu,
         "not_run": result.not_run,
         "is_interrupted": result.is_interrupted,
         "study_path": result.study_path,

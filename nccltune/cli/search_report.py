@@ -47,9 +47,17 @@ COMPARISON_COLUMNS = 4
 
 
 def search_parts(
-    result: SearchResult, saved: SavedProfile, *, next_command: str
+    result: SearchResult,
+    saved: SavedProfile,
+    *,
+    next_command: str,
+    memory_left_bytes: int | None = None,
 ) -> Iterator[RenderableType]:
-    """Yield the report of a search from top to bottom."""
+    """Yield the report of a search from top to bottom.
+
+    ``memory_left_bytes`` is what the launch leaves on a GPU beside weights and KV cache; None where
+    it does not say.
+    """
     yield Text(result.sentence, style=VERDICT_STYLE[result.verdict])
     yield ""
     yield fact_grid(_facts(result))
@@ -60,7 +68,7 @@ def search_parts(
     yield from _settings(result)
     yield from _comparisons(result)
     yield from _failures(result.failures)
-    yield from _checks(result)
+    yield from _checks(result, memory_left_bytes)
     if saved.path is not None:
         yield heading("Saved as", saved.name or "")
         yield f"  {saved.path}"
@@ -205,7 +213,7 @@ def _failures(failures: tuple[Failure, ...]) -> Iterator[RenderableType]:
     yield indent(grid)
 
 
-def _checks(result: SearchResult) -> Iterator[RenderableType]:
+def _checks(result: SearchResult, memory_left_bytes: int | None) -> Iterator[RenderableType]:
     facts = []
     if result.collectives is not None:
         launch = result.collectives
@@ -213,8 +221,17 @@ def _checks(result: SearchResult) -> Iterator[RenderableType]:
         said = "right data" if is_right else f"{launch.outcome}: {one_line(launch.message)}"
         facts.append(("all-gather, broadcast, reduce-scatter", said))
     if result.memory_bytes_per_gpu is not None:
-        mebibytes = result.memory_bytes_per_gpu / MIB
-        facts.append(("GPU memory of two communicators", f"{mebibytes:.0f} MiB a GPU"))
+        facts.append(("GPU memory of two communicators", _memory(result)))
+    if memory_left_bytes is not None:
+        left = f"{memory_left_bytes / MIB:.0f} MiB a GPU, for CUDA graphs and activations too"
+        facts.append(("left by --mem-fraction-static", left))
     if facts:
         yield heading("Checked")
         yield indent(fact_grid(facts))
+
+
+def _memory(result: SearchResult) -> str:
+    text = f"{(result.memory_bytes_per_gpu or 0) / MIB:.0f} MiB a GPU"
+    if result.memory_baseline_bytes_per_gpu is None:
+        return text
+    return f"{text}; the defaults take {result.memory_baseline_bytes_per_gpu / MIB:.0f} MiB"

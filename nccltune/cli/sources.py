@@ -34,6 +34,7 @@ class Source:
         identity: what must be equal for results to be compared.
         pinned: variables that hold in every launch and are not searched.
         fingerprint: host facts for a profile; None where they are not known.
+        gpu_memory_bytes: of the smallest GPU in use; None where it is not known.
     """
 
     bench: Bench
@@ -43,6 +44,7 @@ class Source:
     pinned: Settings = field(default_factory=dict)
     fingerprint: Mapping[str, object] | None = None
     warnings: tuple[str, ...] = ()
+    gpu_memory_bytes: int | None = None
 
 
 def choose_recording(recording: str | None, fallback: str | None) -> tuple[str | None, str]:
@@ -126,6 +128,8 @@ def _source_from_session(session: Session, forced: Mapping[str, str], *, is_shar
         pinned={**session.pinned, **nccl_forced},
         fingerprint=session.fingerprint.to_json(),
         warnings=session.warnings,
+        gpu_memory_bytes=min((gpu.memory_total_bytes or 0 for gpu in session.plan.gpus), default=0)
+        or None,
     )
 
 

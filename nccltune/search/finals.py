@@ -29,7 +29,7 @@ DUEL_COUNT = 2
 """If the first candidate fails its duel, the next may try; each has half the error level."""
 
 BLOCK_LAUNCH_COUNT = 4
-CHECK_LAUNCH_COUNT = 2
+CHECK_LAUNCH_COUNT = 3
 DUEL_RESERVE = 3 * BLOCK_LAUNCH_COUNT + CHECK_LAUNCH_COUNT
 """Launches that must be left for the duel: three blocks tell an effect of 8 % from 2 % noise."""
 
@@ -61,6 +61,7 @@ class Finals:
         duel: of the candidate that won, or of the last that failed.
         ablation: what each setting of the first finalist was worth.
         collectives: the check of the other collectives under the winner.
+        baseline_collectives: the same under the baseline, for its memory beside the winner's.
         used: what NCCL does under the winner, by payload size.
         fresh_us: medians over the winner's fresh launches, by payload size.
         reference_us: the same for the baseline.
@@ -87,6 +88,7 @@ class Finals:
         self.duel: DuelReport | None = None
         self.ablation: tuple[AblationStep, ...] | None = None
         self.collectives: Launch | None = None
+        self.baseline_collectives: Launch | None = None
         self.used: dict[int, str] = {}
         self.fresh_us: dict[int, float] = {}
         self.reference_us: dict[int, float] = {}
@@ -199,4 +201,7 @@ class Finals:
             self.collectives = self._bench.check_collectives(candidate)
         self._follow(Stage.CHECKS, candidate, self.collectives)
         self.used = dict(self._bench.inspect(candidate, self._objective.requests).used)
+        if self.collectives.is_complete:
+            self.baseline_collectives = self._bench.check_collectives({})
+            self._follow(Stage.CHECKS, {}, self.baseline_collectives)
         return self.collectives.is_complete

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nccltune.measurement import Bench, Outcome, Settings
+from nccltune.measurement import Bench, Launch, Outcome, Settings
 from nccltune.search.objective import Objective, pooled_medians
 from nccltune.search.result import (
     Comparison,
@@ -81,7 +81,10 @@ class Report:
             duel=duel,
             ablation=finals.ablation if finals else None,
             collectives=finals.collectives if finals else None,
-            memory_bytes_per_gpu=self._memory_bytes(finals),
+            memory_bytes_per_gpu=_memory_bytes(finals.collectives if finals else None),
+            memory_baseline_bytes_per_gpu=_memory_bytes(
+                finals.baseline_collectives if finals else None
+            ),
             not_run=self._not_run(finals, is_interrupted=is_interrupted),
             study_path=str(self._study_path),
             is_interrupted=is_interrupted,
@@ -213,11 +216,6 @@ class Report:
             return ""
         return NOT_HELD if finals.is_promising else NO_PROMISE
 
-    @staticmethod
-    def _memory_bytes(finals: Finals | None) -> int | None:
-        check = finals.collectives if finals else None
-        return max(check.memory_bytes) if check and check.memory_bytes else None
-
     def _sentence(
         self,
         verdict: Verdict,
@@ -271,3 +269,8 @@ def _unchecked(finals: Finals) -> Verdict:
     check = finals.collectives
     is_unfit = check is not None and check.outcome.is_candidates_fault
     return Verdict.KEEP_DEFAULT if is_unfit else Verdict.INCONCLUSIVE
+
+
+def _memory_bytes(check: Launch | None) -> int | None:
+    """Return the GPU memory of a server's communicators on the GPU where they take most."""
+    return max(check.memory_bytes) if check and check.memory_bytes else None

@@ -132,6 +132,7 @@ class SearchResult:
     ablation: tuple[AblationStep, ...] | None = None
     collectives: Launch | None = None
     memory_bytes_per_gpu: int | None = None
+    memory_baseline_bytes_per_gpu: int | None = None
     not_run: str = ""
     warnings: tuple[str, ...] = ()
     study_path: str = ""

@@ -88,7 +88,7 @@ def test_improved_says_so_with_everything_that_it_rests_on(tmp_path: Path) -> No
     }
     assert result.collectives is not None
     assert result.collectives.outcome is Outcome.OK
-    assert bench.checked == [result.settings]
+    assert bench.checked == [result.settings, {}]
     assert result.memory_bytes_per_gpu == 1 << 27
     assert result.not_run == ""
     assert (result.trial_count, result.outcome_counts) == (2, {Outcome.OK: 2})
@@ -214,7 +214,7 @@ def test_second_best_wins_where_the_best_fails_the_check(tmp_path: Path) -> None
 
     assert result.verdict is Verdict.IMPROVED
     assert result.settings == WIDE
-    assert bench.checked == [THREADS, WIDE]
+    assert bench.checked == [THREADS, WIDE, {}]
     assert result.score_ratio == pytest.approx(0.95, abs=0.01)
     assert all(row.ratio == pytest.approx(0.95, abs=0.01) for row in result.payloads)
 
