@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from nccltune.regular_files import read_regular
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -20,6 +22,8 @@ HOME_CONF_NAME = ".nccl.conf"
 
 VALUE_LIMIT_BYTES = 1023
 """NCCL copies names and values into 1024-byte buffers and cuts the rest off without a word."""
+
+_LIMIT_BYTES = 16 << 20
 
 NEUTRAL_VALUES: Mapping[str, str] = MappingProxyType(
     {
@@ -169,7 +173,7 @@ def _read_named(path: Path) -> ConfFile:
 
 def _read(path: Path) -> ConfFile | None:
     try:
-        content = path.read_bytes()
+        content = read_regular(path, _LIMIT_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 DEFAULT_SHARED_RANKS = 2
+MAX_SHARED_RANKS = 16
 
 
 def choose_gpus(
@@ -30,12 +31,17 @@ def choose_gpus(
     Raises:
         HostError: there is no GPU to use, or MIG is on.
         UsageProblem: the variable names a GPU that is not there, twice, or in no known form; fewer
-            GPUs than ranks; fewer than two ranks.
+            GPUs than ranks; fewer than two ranks, or too many for one GPU.
     """
     if rank_count is not None and rank_count < 2:
         raise UsageProblem(
             f"tensor parallel size {rank_count} has no all-reduce to tune: ask for 2 or more",
             code="too_few_ranks",
+        )
+    if is_shared and rank_count is not None and rank_count > MAX_SHARED_RANKS:
+        raise UsageProblem(
+            f"{rank_count} ranks on one GPU: --share-gpu takes at most {MAX_SHARED_RANKS}",
+            code="too_many_ranks",
         )
     gpus = _visible_gpus(hardware, visible)
     if is_shared:
@@ -79,7 +85,7 @@ def _gpu_named(hardware: Hardware, token: str, visible: str) -> Gpu:
         raise _mig_error(f"{VARIABLE} names the MIG instance {token!r}")
     if token.upper().startswith("GPU-"):
         return _gpu_by_uuid(hardware, token, visible)
-    if token.removeprefix("-").isdecimal():
+    if token.startswith("-") and token[1:].isdecimal():
         reason = f"{token} hides every GPU from there on; leave it out"
     elif not token:
         reason = "an entry is empty, and CUDA would stop there; leave the comma out"

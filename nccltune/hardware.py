@@ -20,6 +20,7 @@ from nccltune.nvml_readings import (
     read_numa_node,
     read_nvlinks,
     read_optional,
+    read_peer_refusal,
     read_processes,
 )
 
@@ -197,6 +198,24 @@ def read_foreign_processes(
             for pid, used_bytes in read_processes(module, _handle(module, uuid)) or ()
             if pid not in own_pids
         ]
+
+
+def read_peer_refusals(
+    uuids: Sequence[str], nvml: ModuleType | None = None
+) -> tuple[tuple[str | None, ...], ...]:
+    """Read why GPUs may not use one another's memory directly, by position twice.
+
+    Empty where they may, and for a GPU with itself; None where the driver does not say.
+
+    Raises:
+        HostError: as for ``read_memory_used_bytes``.
+    """
+    with _session(nvml) as module:
+        handles = [_handle(module, uuid) for uuid in uuids]
+        return tuple(
+            tuple("" if a is b else read_peer_refusal(module, a, b) for b in handles)
+            for a in handles
+        )
 
 
 @contextmanager

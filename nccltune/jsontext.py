@@ -17,6 +17,8 @@ from nccltune.errors import FileError
 
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 
+_CONSTANTS = ("NaN", "Infinity", "-Infinity")
+
 # Far above any file of ours; each level costs memory for every place below it.
 _MAX_DEPTH = 64
 
@@ -75,7 +77,8 @@ def parse_json(text: str, path: Path) -> JsonText:
     except RecursionError:
         raise FileError(path, "is nested too deeply", code="bad_json") from None
     except ValueError as error:
-        reason = f"holds a number that cannot be used: {error}"
+        shown = str(error) if str(error) in _CONSTANTS else "it has thousands of digits"
+        reason = f"holds a number that cannot be used: {shown}"
         raise FileError(path, reason, code="bad_json") from None
     if has_repeated_key or _is_too_deep(data):
         _index_lines(path, text)
@@ -105,6 +108,9 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _syntax_problem(path: Path, text: str, error: json.JSONDecodeError) -> FileError:
+    if text.startswith("\ufeff"):
+        reason = "begins with a byte order mark; save it as UTF-8 without one"
+        return FileError(path, reason, line=1, code="bad_json")
     if not text.strip():
         return FileError(path, "is empty", line=1, code="bad_json")
     # A JSON string holds no raw line break, so an unterminated one reaches to the end of the file.

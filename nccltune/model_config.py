@@ -6,6 +6,7 @@ would tune for the wrong payload without a word.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from nccltune.errors import FileError
 from nccltune.jsontext import JsonText, parse_json
+from nccltune.regular_files import read_regular
 from nccltune.shapes import ModelShape
 
 TWO_A_LAYER_ARCHITECTURES = frozenset(
@@ -59,6 +61,7 @@ REPLICATED_EMBEDDING_ARCHITECTURES = frozenset(
 
 _TEXT_KEYS = ("text_config", "language_config", "llm_config")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_MAX_SIZE = 1 << 20
 # Configs are some kilobytes; anything near this is a weights file given by mistake.
 _MAX_CONFIG_BYTES = 8 << 20
 
@@ -100,7 +103,7 @@ def load_model_shape(path: str | os.PathLike[str], *, is_draft: bool = False) ->
 def _find_config(given: str | os.PathLike[str]) -> Path:
     """Return the config file meant by a folder, a file or a hub id."""
     text = os.fspath(given)
-    path = Path(text).expanduser()
+    path = _expanded(text)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise FileError(
@@ -127,11 +130,16 @@ def _find_config(given: str | os.PathLike[str]) -> Path:
 def _hub_cache_dir() -> Path:
     """Return where huggingface_hub keeps downloads, by its own variables and in its order."""
     if cache := os.environ.get("HF_HUB_CACHE"):
-        return Path(cache).expanduser()
+        return _expanded(cache)
     if home := os.environ.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
+        return _expanded(home) / "hub"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "huggingface" / "hub"
+    return _expanded(base) / "huggingface" / "hub"
+
+
+def _expanded(text: str) -> Path:
+    """Put the home folder in place of ``~``, where there is one."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path's own fails without a home
 
 
 def _cached_config(hub_id: str) -> Path | None:
@@ -150,12 +158,13 @@ def _cached_config(hub_id: str) -> Path | None:
 
 def _read_text(path: Path) -> str:
     try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise FileError(path, "too large for a model config; give the model's config.json")
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, _MAX_CONFIG_BYTES).decode("utf-8")
     except UnicodeDecodeError:
         raise FileError(path, "not a text file; give the model's config.json") from None
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            reason = "too large for a model config; give the model's config.json"
+            raise FileError(path, reason) from None
         raise FileError(path, f"cannot be read: {error.strerror or error}") from error
 
 
@@ -200,4 +209,6 @@ def _positive_integer(
     value = text[key]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise document.problem(f"{key} must be a whole number of 1 or more", *place, key)
+    if value > _MAX_SIZE:
+        raise document.problem(f"{key} is larger than any model's ({_MAX_SIZE})", *place, key)
     return value

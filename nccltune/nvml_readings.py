@@ -20,6 +20,18 @@ T = TypeVar("T")
 
 SYS_ROOT = Path("/sys")
 
+# Reading and writing. pynvml's own name for the first is a tuple (13.615), which no call takes.
+_PEER_CAPS = (0, 1)
+
+_PEER_REFUSALS = {
+    1: "the chipset does not support it",
+    2: "the GPU does not support it",
+    3: "the way between them does not support it",
+    4: "it is switched off in the driver",
+    6: "the driver does not know why",
+}
+"""nvmlGpuP2PStatus_t, beside 0 for granted and 5 for not supported."""
+
 MASK_WORDS = 16
 """64-bit words of a NUMA node mask: 1024 nodes, the most that Linux knows."""
 
@@ -170,6 +182,20 @@ def _count_nvlinks(nvml: ModuleType, one: Endpoint, other: Endpoint) -> int:
     # Where P2P is granted, a link whose end is hidden may lead there; else only one to a switch.
     kinds = {False} if status is None else {False, None}
     return min(sum(link.is_to_gpu in kinds for link in end.nvlinks) for end in (one, other))
+
+
+def read_peer_refusal(nvml: ModuleType, one: object, other: object) -> str | None:
+    """Say why one GPU may not read and write the other's memory; empty where it may.
+
+    None where the driver does not say.
+    """
+    found = [
+        read_optional(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, cap) for cap in _PEER_CAPS
+    ]
+    if all(status == nvml.NVML_P2P_STATUS_OK for status in found):
+        return ""
+    refused = [status for status in found if status not in (None, nvml.NVML_P2P_STATUS_OK)]
+    return _PEER_REFUSALS.get(refused[0], "not supported") if refused else None
 
 
 def read_numa_node(nvml: ModuleType, handle: object, pci_bus_id: str, sys_root: Path) -> int | None:

@@ -7,7 +7,12 @@ from collections.abc import Iterable
 
 from nccltune.errors import UsageProblem
 from nccltune.shapes import require_positive
-from nccltune.units import parse_size_bytes
+from nccltune.units import format_bytes, parse_size_bytes
+
+MAX_PAYLOAD_BYTES = 1 << 36
+MAX_COUNT = 1_000_000
+MAX_USE = 1e12
+"""Far above anything real: beyond these, sums and products would lose their meaning."""
 
 
 def parse_batch_option(text: str) -> tuple[int, float]:
@@ -31,12 +36,13 @@ def parse_payload_option(text: str) -> tuple[int, int]:
     >>> parse_payload_option("43008:126")
     (43008, 126)
     """
-    size_text, _, count_text = text.rpartition(":")
+    size_text, colon, count_text = text.rpartition(":")
+    if not colon:
+        raise _bad(f"--payload {text}: expected BYTES:COUNT, such as 43008:126")
     try:
         size_bytes = parse_size_bytes(size_text)
     except ValueError as error:
-        hint = "" if "KiB" in str(error) else "; write bytes, or a number with KiB, MiB or GiB"
-        raise _bad(f"--payload {text}: {error}{hint}") from error
+        raise _bad(f"--payload {text}: {error}") from error
     try:
         count = int(count_text)
     except ValueError:
@@ -58,7 +64,12 @@ def check_payload(size_bytes: int, count: int) -> None:
     require_positive("payload bytes", size_bytes)
     if size_bytes % 2:
         raise _bad(f"payload bytes {size_bytes}: must be even, bfloat16 takes two bytes each")
+    if size_bytes > MAX_PAYLOAD_BYTES:
+        limit = format_bytes(MAX_PAYLOAD_BYTES)
+        raise _bad(f"payload bytes {size_bytes}: larger than a GPU can sum at once, {limit}")
     require_positive(f"payload {size_bytes}: count", count)
+    if count > MAX_COUNT:
+        raise _bad(f"payload {size_bytes}: count {count}: no iteration makes more than {MAX_COUNT}")
 
 
 def check_use(size: int, use: float) -> None:
@@ -66,6 +77,8 @@ def check_use(size: int, use: float) -> None:
     require_positive("batch size", size)
     if not (math.isfinite(use) and use > 0):
         raise _bad(f"batch size {size}: use {use:g} must be a number above 0")
+    if not 1 / MAX_USE <= use <= MAX_USE:
+        raise _bad(f"batch size {size}: use {use:g} must lie from {1 / MAX_USE:g} to {MAX_USE:g}")
 
 
 def _bad(message: str) -> UsageProblem:

@@ -78,7 +78,8 @@ def workload_from_model(
     of a ``draft`` model it is taken as one layer of the target.
 
     Raises:
-        UsageProblem: tensor parallel size 1, or a batch size that the launch never runs.
+        UsageProblem: tensor parallel size 1, a batch size that the launch never runs, or a payload
+            that no GPU can sum.
     """
     if launch.tp == 1:
         raise UsageProblem(
@@ -87,6 +88,10 @@ def workload_from_model(
         )
     batches = _batches(shape, draft, launch, uses)
     guards = _unscored(_guards(shape, launch, batches), batches)
+    for payload in (one for batch in batches for one in batch.payloads):
+        check_payload(payload.size_bytes, payload.count)
+    for guard in guards:
+        check_payload(guard.size_bytes, 1)
     return Workload(name or shape.source or shape.architecture, batches, guards)
 
 

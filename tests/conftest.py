@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
 import socket
 from collections.abc import Callable, Generator
 from importlib.util import find_spec
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# A check started in the background ignores SIGINT, and so would every child that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REQUIRE_SYSTEM = os.environ.get("NCCLTUNE_REQUIRE_SYSTEM") == "1"
 

@@ -152,23 +152,25 @@ def check_gpu_memory(gpus: Sequence[Gpu], payload_bytes: int) -> list[str]:
     return warnings
 
 
-def find_contradictions(links: LinkMatrix, environ: Mapping[str, str]) -> list[str]:
-    """Name inherited settings that keep NCCL from links which are there."""
+def contradicting_settings(links: LinkMatrix, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return settings that keep NCCL from NVLinks which join every pair of GPUs."""
     names = {name for row in links for name in row if name != SAME_GPU}
     if not names or not all(name is not None and name.startswith("NV") for name in names):
-        return []
-    inherited = [
-        (variable, environ.get(variable, ""), harmless)
-        for variable, harmless in (
-            ("NCCL_P2P_LEVEL", ("", "NVL")),
-            ("NCCL_P2P_DISABLE", ("", "0")),
-        )
-    ]
+        return {}
+    harmless = {"NCCL_P2P_LEVEL": ("", "NVL"), "NCCL_P2P_DISABLE": ("", "0")}
+    return {
+        variable: environ[variable]
+        for variable, values in harmless.items()
+        if environ.get(variable, "") not in values
+    }
+
+
+def find_contradictions(links: LinkMatrix, environ: Mapping[str, str]) -> list[str]:
+    """Name inherited settings that keep NCCL from links which are there."""
     return [
         f"{variable}={value} is inherited, although NVLink joins every pair of GPUs: it holds in"
         " baseline and candidates alike; unset it unless it was measured here"
-        for variable, value, harmless in inherited
-        if value not in harmless
+        for variable, value in contradicting_settings(links, environ).items()
     ]
 
 

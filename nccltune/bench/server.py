@@ -33,11 +33,16 @@ def main() -> None:
     Then fork a rank for every request.
     """
     control = Connection(int(sys.argv[1]))
+    module: Any = None
+    greeting: tuple[str, object]
     try:
         module = importlib.import_module(sys.argv[2])
-        control.send(("ok", module.versions()))
+        greeting = ("ok", module.versions())
     except Exception as error:  # noqa: BLE001 - the launcher turns it into a sentence for people
-        control.send(("error", f"{type(error).__name__}: {error}".splitlines()[0]))
+        greeting = ("error", f"{type(error).__name__}: {error}".splitlines()[0])
+    with suppress(OSError):  # the launcher was killed meanwhile: then nobody forks, see below
+        control.send(greeting)
+    if greeting[0] == "error":
         return
     gc.freeze()
     living: set[int] = set()

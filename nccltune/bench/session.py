@@ -6,6 +6,7 @@ Choose, check, start, and look at what NCCL does by itself here.
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from nccltune.bench.host import HostPlan, plan_host, preflight
 from nccltune.bench.launcher import DEFAULT_DEADLINE_S, GpuBench
 from nccltune.bench.rank import FAULT_VARIABLE
 from nccltune.conf_files import read_conf_files
-from nccltune.errors import HostError
+from nccltune.envvars import check_setting
+from nccltune.errors import HostError, UsageProblem
 from nccltune.gpu_choice import choose_gpus
 from nccltune.hardware import Hardware, read_foreign_processes, read_gpus, read_memory_used_bytes
 
@@ -192,15 +194,23 @@ def _explain_broken_baseline(bench: GpuBench, requests: Sequence[PayloadRequest]
 
 def _conf_warnings(environ: Mapping[str, str]) -> list[str]:
     home = Path(environ["HOME"]) if environ.get("HOME") else None
-    files = [file for file in read_conf_files(environ, home) if file.settings]
-    return [
-        f"{file.path} sets {', '.join(sorted(file.settings))}: not in force while measuring"
-        for file in files
-    ]
+    words = []
+    for file in read_conf_files(environ, home):
+        if file.settings:
+            names = ", ".join(sorted(file.settings))
+            words.append(f"{file.path} sets {names}: not in force while measuring")
+        words += [f"{file.path}: {problem}" for problem in file.problems]
+    return words
 
 
 def _pinned_words(pinned: Settings) -> list[str]:
     if not pinned:
         return []
-    listed = " ".join(f"{name}={value}" for name, value in pinned.items())
-    return [f"set in this environment, held in every launch and not searched: {listed}"]
+    listed = " ".join(f"{name}={shlex.quote(value)}" for name, value in pinned.items())
+    words = [f"set in this environment, held in every launch and not searched: {listed}"]
+    for name, value in pinned.items():
+        try:
+            check_setting(name, value)
+        except UsageProblem as problem:
+            words.append(f"in this environment: {problem}")
+    return words

@@ -9,7 +9,7 @@ import click
 from nccltune.bench.compare import compare
 from nccltune.bench.session import BenchOptions
 from nccltune.cli.bench_report import bench_data, bench_parts
-from nccltune.cli.envelope import Answer
+from nccltune.cli.envelope import Answer, Complaint, one_line
 from nccltune.cli.interrupts import polite_signals
 from nccltune.cli.launch_path import bypass_warning, find_path, path_data
 from nccltune.cli.launches import BENCH_WORDING, SeriesFollower
@@ -17,6 +17,7 @@ from nccltune.cli.live import follow
 from nccltune.cli.options import gpu_options, json_option, launch_argument, workload_options
 from nccltune.cli.settings_options import candidates_from_options
 from nccltune.cli.sources import open_gpus
+from nccltune.cli.words import OUTCOME_MEANING
 from nccltune.cli.workload import Demand, WorkloadOptions, workload_from_options
 from nccltune.errors import ExitCode
 from nccltune.measurement import Outcome
@@ -131,10 +132,16 @@ def answer_from_reports(
 ) -> Answer:
     """Say what was found; a candidate that could not be measured decides the exit code."""
     failed = [each for each in reports if each.outcome is not Outcome.OK]
+    errors = [
+        Complaint(str(each.outcome), one_line(each.message) or OUTCOME_MEANING[each.outcome])
+        for each in failed
+        if each.outcome in EXIT_CODES
+    ]
     data = bench_data(reports, workload=demand.workload.name)
     return Answer(
         data={**data, "all_reduce_path": path},
         show=lambda: bench_parts(reports),
         exit_code=EXIT_CODES.get(failed[0].outcome, ExitCode.NO) if failed else ExitCode.DONE,
+        errors=tuple(errors),
         warnings=(*warnings, *(warning for each in reports for warning in each.warnings)),
     )

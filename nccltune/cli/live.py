@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from nccltune.cli import render
@@ -219,6 +221,10 @@ def follow(
     name: str, *, wants_json: bool, wording: Wording = SEARCH_WORDING
 ) -> Iterator[SearchObserver]:
     """Yield the view that fits: live for a person at a terminal, else plain lines for a log."""
+    if sys.stderr is None:  # closed: nobody follows
+        with Path(os.devnull).open("w", encoding="utf-8") as nothing:
+            yield PlainView(nothing, wording)
+        return
     is_watched = sys.stdout is not None and sys.stdout.isatty() and sys.stderr.isatty()
     if wants_json or not is_watched:
         yield PlainView(sys.stderr, wording)

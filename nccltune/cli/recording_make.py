@@ -16,7 +16,14 @@ from nccltune.cli.envelope import Answer, Complaint
 from nccltune.cli.interrupts import polite_signals
 from nccltune.cli.launches import RECORDING_WORDING, SeriesFollower
 from nccltune.cli.live import follow
-from nccltune.cli.options import gpu_options, json_option, launch_argument, workload_options
+from nccltune.cli.options import (
+    FiniteRange,
+    gpu_options,
+    json_option,
+    launch_argument,
+    seed_option,
+    workload_options,
+)
 from nccltune.cli.sources import open_gpus
 from nccltune.cli.tables import fact_grid, heading
 from nccltune.cli.words import format_counts
@@ -74,13 +81,13 @@ class MakeOptions:
 )
 @click.option(
     "--timeout-s",
-    type=click.FloatRange(min=1.0),
+    type=FiniteRange(min=1.0),
     default=1500.0,
     show_default=True,
     metavar="S",
     help="Time limit, in seconds.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed.")
+@seed_option
 @click.option(
     "--append",
     type=click.Path(path_type=Path, dir_okay=False),

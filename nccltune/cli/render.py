@@ -58,6 +58,7 @@ def print_report(parts: Iterable[RenderableType]) -> None:
         return
     with _writing():
         console = make_console(sys.stdout)
+        lines: list[str] = []
         for part in parts:
             # a line that is a path or a command must survive being copied: it is never wrapped
             if console.is_terminal:
@@ -65,7 +66,9 @@ def print_report(parts: Iterable[RenderableType]) -> None:
                 continue
             with console.capture() as drawn:
                 console.print(part, soft_wrap=isinstance(part, str))
-            sys.stdout.writelines(f"{line.rstrip()}\n" for line in drawn.get().splitlines())
+            lines += (f"{line.rstrip()}\n" for line in drawn.get().splitlines())
+        # rich flushes stdout after every capture, and ends the process when its reader has left
+        sys.stdout.writelines(lines)
         sys.stdout.flush()
 
 

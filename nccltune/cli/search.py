@@ -14,19 +14,29 @@ from nccltune.cli import render
 from nccltune.cli.interrupts import polite_signals
 from nccltune.cli.launch_path import bypass_answer, find_path, has_no_gpu
 from nccltune.cli.live import follow
-from nccltune.cli.options import gpu_options, json_option, launch_argument, workload_options
+from nccltune.cli.options import (
+    FiniteRange,
+    gpu_options,
+    json_option,
+    launch_argument,
+    seed_option,
+    workload_options,
+)
 from nccltune.cli.search_answer import answer_from_result
 from nccltune.cli.settings_options import parse_candidate
 from nccltune.cli.sources import (
     Source,
+    check_idle,
     check_recorded,
     choose_recording,
+    narrow_to_recording,
     open_gpus,
     open_recording,
+    study_path,
 )
 from nccltune.cli.workload import Demand, WorkloadOptions, workload_from_options
-from nccltune.errors import HostError, NccltuneError
-from nccltune.paths import state_dir
+from nccltune.errors import HostError, NccltuneError, RankError, UsageProblem
+from nccltune.paths import shipped_profiles_dir
 from nccltune.profile import check_name
 from nccltune.search.engine import SearchPlan, run_search
 from nccltune.store import find_profile
@@ -77,13 +87,13 @@ class SearchOptions:
 )
 @click.option(
     "--timeout-s",
-    type=click.FloatRange(min=1.0),
+    type=FiniteRange(min=1.0),
     default=600.0,
     show_default=True,
     metavar="S",
     help="Time limit of the whole search, in seconds.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Random seed.")
+@seed_option
 @click.option(
     "--sampler",
     type=click.Choice(["tpe", "random"]),
@@ -122,15 +132,24 @@ def command(invocation: Invocation, /, **options: object) -> Answer:
     chosen = SearchOptions(**{name: options.pop(name) for name in SearchOptions.__slots__})  # type: ignore[arg-type]
     asked = WorkloadOptions(**options)  # type: ignore[arg-type]
     if chosen.name is not None:
-        check_name(chosen.name)
+        _check_free_name(chosen.name)
     own = tuple(parse_candidate(text, is_unsafe=chosen.unsafe) for text in chosen.candidates)
     demand = workload_from_options(asked)
     recording, notice = choose_recording(chosen.recording, chosen.fallback_recording)
+    if recording is not None:
+        demand = narrow_to_recording(recording, demand)
+    if chosen.share_gpu and chosen.recording is not None:
+        raise UsageProblem(
+            "--recording measures nothing, so --share-gpu has nothing to say: leave one of the two "
+            "out",
+            code="conflicting_options",
+        )
     path = find_path(demand, use_gpus=recording is None and not chosen.share_gpu)
     if path is not None and path.is_nccl is False and not chosen.anyway:
         return bypass_answer(path)
     if notice:
         render.print_warnings([notice])
+    check_idle()
     with polite_signals(), ExitStack() as stack:
         source = stack.enter_context(_open(chosen, demand, recording))
         check_recorded(source, own)
@@ -147,6 +166,15 @@ def command(invocation: Invocation, /, **options: object) -> Answer:
         path=path,
         notice=notice,
     )
+
+
+def _check_free_name(name: str) -> None:
+    """Refuse, before minutes are spent, a name under which nothing could be saved."""
+    check_name(name)
+    if (shipped_profiles_dir() / f"{name}.json").exists():
+        raise UsageProblem(
+            f"--name {name}: a shipped profile has this name; choose another", code="name_taken"
+        )
 
 
 @contextmanager
@@ -203,7 +231,12 @@ def _search(
     plan: SearchPlan, source: Source, path: Path, invocation: Invocation, *, is_resume: bool
 ) -> SearchResult:
     with follow("search", wants_json=invocation.wants_json) as observer:
-        return run_search(plan, source.bench, path, is_resume=is_resume, observer=observer)
+        try:
+            return run_search(plan, source.bench, path, is_resume=is_resume, observer=observer)
+        except (HostError, RankError) as error:
+            again = invocation.format_again("--resume")
+            message = f"{error}; finished trials are kept, to go on with them: {again}"
+            raise type(error)(message, code=error.code) from error
 
 
 def profile_name(workload: str, place: str) -> str:
@@ -214,8 +247,3 @@ def profile_name(workload: str, place: str) -> str:
     """
     slug = re.sub(r"[^a-z0-9._]+", "-", f"{workload}-{place}".lower()).strip("-._")
     return slug[:MAX_NAME_CHARS].rstrip("-._") or "tuned"
-
-
-def study_path(name: str) -> Path:
-    """Return where the trials of a search are kept."""
-    return state_dir() / "studies" / f"{name}.journal"

@@ -6,11 +6,11 @@ import shlex
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from nccltune.cli.envelope import Answer, Complaint, plain
+from nccltune.cli.envelope import Answer, Complaint, one_line, plain
 from nccltune.cli.launch_path import bypass_warning, path_data
 from nccltune.cli.search_data import SavedProfile, search_data
 from nccltune.cli.search_report import search_parts
-from nccltune.errors import ExitCode
+from nccltune.errors import ExitCode, NccltuneError
 from nccltune.profile import Profile
 from nccltune.recording import RecordingBench
 from nccltune.search.result import SearchResult, Verdict
@@ -40,23 +40,24 @@ def answer_from_result(
     path: PathVerdict | None,
     notice: str,
 ) -> Answer:
-    """Save the winner, if there is one, and say everything.
-
-    Raises:
-        FileError: the profile cannot be written; the trials are kept, and --resume finds it again.
-    """
-    saved = _save(result, demand, source, name)
+    """Save the winner, if there is one, and say everything, also where it cannot be saved."""
+    errors: list[Complaint] = []
+    exit_code = EXIT_CODES[result.verdict]
+    try:
+        saved = _save(result, demand, source, name)
+    except NccltuneError as error:
+        saved, exit_code = SavedProfile(), error.exit_code
+        message = f"{error}; the settings are in the report, and every trial is kept"
+        errors.append(Complaint(error.code, one_line(message)))
     next_command = _next_command(result, source, saved, asked, invocation)
     data = search_data(result, saved, workload=demand.workload.name, next_command=next_command) | {
         "all_reduce_path": path_data(path),
         "workload_digest": demand.workload.digest(),
     }
-    errors: tuple[Complaint, ...] = ()
-    exit_code = EXIT_CODES[result.verdict]
     if result.is_interrupted:
         exit_code = ExitCode.INTERRUPTED
         message = f"interrupted; everything measured is kept, go on with: {next_command}"
-        errors = (Complaint("interrupted", message),)
+        errors.append(Complaint("interrupted", message))
     return Answer(
         data=data,
         show=lambda: search_parts(
@@ -67,7 +68,7 @@ def answer_from_result(
         ),
         exit_code=exit_code,
         warnings=_warnings(result, demand, source, path, notice),
-        errors=errors,
+        errors=tuple(errors),
     )
 
 

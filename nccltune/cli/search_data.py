@@ -52,6 +52,8 @@ def search_data(
         "duration_s": result.duration_s,
         "source": result.source,
         "workload": workload,
+        "trial_limit": result.trial_limit,
+        "pruned_count": result.pruned_count,
         "outcome_counts": {str(name): count for name, count in result.outcome_counts.items()},
         "failures": [_failure(each) for each in result.failures],
         "comparisons": [_comparison(each) for each in result.comparisons],

@@ -87,11 +87,7 @@ def _facts(result: SearchResult) -> Iterator[tuple[str, str]]:
     )
     if interval.method:
         yield "interval", interval.method
-    yield (
-        "trials",
-        f"{result.trial_count} in {format_clock(result.duration_s)} min"
-        f" ({format_counts(result.outcome_counts)})",
-    )
+    yield "trials", _trials(result)
     yield "source", describe_source(result.source)
     if result.duel is not None:
         duel = result.duel
@@ -135,6 +131,15 @@ def _payload_cells(row: PayloadRow, *, has_interval: bool, has_used: bool) -> li
 
 def _ratio_text(ratio: float | None, *, is_guard: bool = False) -> Text:
     return Text(format_ratio(ratio), style=style_ratio(ratio, is_guard=is_guard))
+
+
+def _trials(result: SearchResult) -> str:
+    of_all = f" of {result.trial_limit}" if result.trial_count < result.trial_limit else ""
+    pruned = f"; {result.pruned_count} of them pruned" if result.pruned_count else ""
+    return (
+        f"{result.trial_count}{of_all} in {format_clock(result.duration_s)} min"
+        f" ({format_counts(result.outcome_counts)}{pruned})"
+    )
 
 
 def _settings(result: SearchResult) -> Iterator[RenderableType]:

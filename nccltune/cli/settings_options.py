@@ -10,7 +10,7 @@ from nccltune.errors import UsageProblem
 from nccltune.store import find_profile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from nccltune.measurement import Settings
 
@@ -40,7 +40,7 @@ def candidates_from_options(
         UsageProblem: an unknown profile, or settings that NCCL would misread.
         FileError: a profile cannot be used.
     """
-    changes = [parse_assignment(text) for text in assignments]
+    changes = _assignments(assignments)
     named: list[tuple[str, Settings]] = []
     for given in profiles:
         profile = find_profile(given).profile
@@ -49,7 +49,7 @@ def candidates_from_options(
         named = [("settings given" if changes else "the baseline again", {})]
     candidates = []
     for name, settings in named:
-        changed = {**settings, **dict(changes)}
+        changed = {**settings, **changes}
         kept = {variable: value for variable, value in changed.items() if value}
         check_settings(kept, is_unsafe=is_unsafe)
         candidates.append((f"{name}, changed" if profiles and changes else name, kept))
@@ -57,11 +57,16 @@ def candidates_from_options(
 
 
 def _checked(assignments: Sequence[str], *, is_unsafe: bool) -> dict[str, str]:
-    settings: dict[str, str] = {}
-    for text in assignments:
-        name, value = parse_assignment(text.strip())
-        if name in settings:
-            raise UsageProblem(f"{name} is given twice", code="bad_assignment")
-        settings[name] = value
+    settings = _assignments(text.strip() for text in assignments)
     check_settings(settings, is_unsafe=is_unsafe)
+    return settings
+
+
+def _assignments(texts: Iterable[str]) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for text in texts:
+        name, value = parse_assignment(text)
+        if name in settings:
+            raise UsageProblem(f"{name} is given twice; keep one", code="bad_assignment")
+        settings[name] = value
     return settings

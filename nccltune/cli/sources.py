@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nccltune.bench.session import BenchOptions, Session, open_session
 from nccltune.cli.launch_path import has_no_gpu, launch_environment
 from nccltune.errors import HostError, UsageProblem
 from nccltune.hardware import read_gpus
+from nccltune.paths import state_dir
 from nccltune.recording import RecordingBench, find_recording
+from nccltune.search.engine import LOCK_NAME
+from nccltune.search.journal import search_lock
 from nccltune.search.objective import Objective
 from nccltune.search.space import HostFacts, facts_of_recording
 
@@ -47,25 +50,67 @@ class Source:
     gpu_memory_bytes: int | None = None
 
 
+def study_path(name: str) -> Path:
+    """Return where the trials of a search are kept."""
+    return state_dir() / "studies" / f"{name}.journal"
+
+
+def check_idle() -> None:
+    """Refuse to start anything, rank processes above all, beside a search that is measuring.
+
+    Raises:
+        BusyError: a search runs on this host.
+        FileError: the state folder cannot be used.
+    """
+    with search_lock(study_path("any").parent / LOCK_NAME):
+        return
+
+
 def choose_recording(recording: str | None, fallback: str | None) -> tuple[str | None, str]:
     """Return the recording to answer from, and what to say loudly about it.
 
-    A fallback counts only on a host that has no NVIDIA GPU; GPUs with a problem stay a problem.
+    A fallback counts only on a host that has fewer GPUs than an all-reduce needs; GPUs with a
+    problem stay a problem.
 
     Raises:
         HostError: there are GPUs, and they cannot be used.
     """
     if recording is not None or fallback is None:
         return recording, ""
+    found = "NO NVIDIA GPU"
     try:
-        if read_gpus().gpus:
+        hardware = read_gpus()
+        if len(hardware.gpus) > 1 or hardware.problems:
             return None, ""
+        if hardware.gpus:
+            found = "ONLY ONE NVIDIA GPU"
     except HostError as error:
         if not has_no_gpu(error):
             raise
     return fallback, (
-        f"NO NVIDIA GPU ON THIS HOST: searching {fallback} instead, a recording of another host's "
+        f"{found} ON THIS HOST: searching {fallback} instead, a recording of another host's "
         "GPUs; what is found holds for those, not for this host"
+    )
+
+
+def narrow_to_recording(name: str, demand: Demand) -> Demand:
+    """Leave out guards that a recording does not hold, and say so; a score cannot be narrowed.
+
+    Raises:
+        UsageProblem: no such recording.
+        FileError: the recording cannot be used.
+    """
+    recording, _ = find_recording(name)
+    guards = demand.workload.guards
+    kept = tuple(guard for guard in guards if guard.size_bytes in recording.sizes_bytes)
+    if kept == guards:
+        return demand
+    missing = ", ".join(f"{guard.size_bytes} B" for guard in guards if guard not in kept)
+    doubt = f"{recording.name} holds no guard of {missing}: nothing is known of these sizes"
+    return replace(
+        demand,
+        workload=replace(demand.workload, guards=kept),
+        doubts=(*demand.doubts, doubt),
     )
 
 
@@ -79,7 +124,15 @@ def open_recording(name: str, demand: Demand) -> Source:
     recording, path = find_recording(name)
     bench = RecordingBench(recording, path=path)
     bench.check_sizes([each.size_bytes for each in Objective(demand.workload).requests])
-    return source_from_recording(recording, bench, path)
+    source = source_from_recording(recording, bench, path)
+    rank_count = recording.manifest.world_size
+    if demand.tp in (None, rank_count):
+        return source
+    warning = (
+        f"tensor parallel size {demand.tp}: {recording.name} was measured with {rank_count} ranks, "
+        f"and what is found holds for {rank_count}"
+    )
+    return replace(source, warnings=(warning,))
 
 
 def source_from_recording(recording: Recording, bench: RecordingBench, path: Path) -> Source:
@@ -104,6 +157,7 @@ def open_gpus(options: BenchOptions, demand: Demand) -> Iterator[tuple[Source, S
         BusyError: somebody else computes on them.
         RankError: rank processes cannot be started.
     """
+    check_idle()
     yielding, forced = launch_environment(demand)
     words = demand.command.environment if demand.command else {}
     environ = {k: v for k, v in {**os.environ, **words}.items() if k not in forced}

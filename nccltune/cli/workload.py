@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 DEFAULT_TP = 8
 """Only decides which batch sizes SGLang captures, and those are the same from 4 on."""
 
+MAX_TP = 1024
+"""More ranks than one host could hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadOptions:
@@ -93,6 +96,7 @@ def workload_from_options(options: WorkloadOptions) -> Demand:
     """
     command = parse_launch(options.launch) if options.launch else None
     tp = options.tp if options.tp is not None else (command.tp_size if command else None)
+    _check_ranks(tp)
     if options.payloads:
         return _given(options, command, tp)
     if command is None and options.model is None and not options.speculation:
@@ -101,9 +105,22 @@ def workload_from_options(options: WorkloadOptions) -> Demand:
     return _derived(options, command, tp)
 
 
+def _check_ranks(tp: int | None) -> None:
+    if tp == 1:
+        raise UsageProblem(
+            "tensor parallel size 1 makes no all-reduce: nothing to tune; give --tp 2 or more",
+            code="no_all_reduce",
+        )
+    if tp is not None and not 1 < tp <= MAX_TP:
+        raise UsageProblem(
+            f"tensor parallel size {tp}: give --tp from 2 to {MAX_TP}", code="bad_value"
+        )
+
+
 def _given(options: WorkloadOptions, command: LaunchCommand | None, tp: int | None) -> Demand:
-    for name, value in (("--model", options.model), ("--batch", options.batches)):
-        if value:
+    others = {"--model": options.model, "--batch": options.batches or None, **options.speculation}
+    for name, value in others.items():
+        if value is not None:
             raise UsageProblem(
                 f"--payload gives the all-reduces as they are, so {name} has nothing to say: "
                 "leave one of the two out",
@@ -129,7 +146,14 @@ def _derived(options: WorkloadOptions, command: LaunchCommand | None, tp: int | 
 
 
 def _shape(options: WorkloadOptions, command: LaunchCommand | None) -> ModelShape:
-    path = options.model or (command.model_path if command else None)
+    path = options.model
+    if path == "":
+        raise UsageProblem(
+            "--model is empty: give the folder that holds the model, or leave the option out",
+            code="no_model",
+        )
+    if path is None and command is not None:
+        path = command.model_path
     if path is not None:
         return load_model_shape(path)
     if command is not None:
@@ -195,7 +219,10 @@ def _name(shape: ModelShape) -> str:
     if shape is KIMI_K25:
         return default_workload().name
     path = Path(shape.source)
-    return path.parent.name if path.name == "config.json" else path.name
+    folder = path.parent if path.name == "config.json" else path
+    if folder.parent.name == "snapshots":  # the hub's cache: models--ORG--NAME/snapshots/REVISION
+        return folder.parent.parent.name.rpartition("--")[2]
+    return folder.name
 
 
 def _decoding(shape: SpeculationShape) -> str:

@@ -121,6 +121,7 @@ class RecordingBench:
         """
         known = self.recording.sizes_bytes
         missing = [size_bytes for size_bytes in sizes_bytes if size_bytes not in known]
+        missing.sort()
         if missing:
             raise UsageProblem(
                 f"recording {self.recording.name!r} has no payload of {_listed(missing)} bytes, "

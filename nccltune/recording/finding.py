@@ -11,9 +11,13 @@ from nccltune.errors import FileError, UsageProblem
 from nccltune.paths import shipped_recordings_dir, state_dir
 from nccltune.recording.format import format_recording
 from nccltune.recording.parse import parse_recording
+from nccltune.regular_files import read_regular
 
 if TYPE_CHECKING:
     from nccltune.recording.model import Recording
+
+
+_LIMIT_BYTES = 256 << 20  # the shipped ones have less than one MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ def load_recording(path: Path) -> Recording:
         FileError: it is not there, not readable, not text, or not a recording.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, _LIMIT_BYTES).decode("utf-8")
     except OSError as error:
         raise FileError(path, f"cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:

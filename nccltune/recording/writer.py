@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -217,5 +218,15 @@ def _check_same(path: Path, recorded: Recording, name: str, manifest: Manifest) 
     for field in _CONDITIONS:
         there, here = getattr(recorded.manifest, field), getattr(manifest, field)
         if there != here:
-            reason = f"was recorded with {field} {there!r}, now it is {here!r}: choose another name"
+            was, now = _words(there), _words(here)
+            reason = f"was recorded with {field} {was}, now it is {now}: choose another name"
             raise FileError(path, reason, code="other_conditions")
+
+
+def _words(value: object) -> str:
+    """Write a field of the manifest for people."""
+    if isinstance(value, tuple):
+        return ", ".join(f"{each.size_bytes} B x {each.graph_count}" for each in value)
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={text}" for name, text in value.items()) or "nothing"
+    return repr(value)

@@ -11,6 +11,7 @@ left trials told as failed.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
 STUDY_NAME = "nccltune"
 PLAN_KEY = "nccltune.plan"
 LOCK_GRACE_S = 30
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PLAN_WORDS = {
+    "base": "NCCL variables in the environment",
+    "fingerprint": "GPUs, driver or NCCL",
+    "workload": "payloads",
+}
 
 DAMAGE = (
     KeyError,
@@ -136,7 +144,8 @@ class _Backend(JournalFileBackend):
             super().append_logs(logs)
         except OSError as error:
             reason = f"cannot be written: {error.strerror}"
-            advice = "all finished trials are kept; make room, then go on with --resume"
+            cure = "make room" if error.errno in _NO_ROOM else "put that right"
+            advice = f"all finished trials are kept; {cure}, then go on with --resume"
             raise FileError(self._file_path, f"{reason}; {advice}", code="study_write") from error
 
 
@@ -145,8 +154,14 @@ class _Lock(JournalFileOpenLock):
 
     def release(self) -> None:
         """Let go, also of what was not held yet."""
-        with suppress(RuntimeError):
-            super().release()
+        try:
+            with suppress(RuntimeError):
+                super().release()
+        except OSError as error:
+            # Interrupted once the file was gone, Optuna 5.0.0 removes it a second time and fails.
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise error.__context__ from None
+            raise
 
 
 def _storage(path: Path) -> JournalStorage:
@@ -198,5 +213,9 @@ def _compare_plan(study: optuna.Study, plan: dict[str, object], path: Path) -> N
     now = json.loads(json.dumps(plan))  # as the journal has it: lists for tuples
     differing = sorted(k for k in {*now, *before} if now.get(k) != before.get(k))
     if differing:
-        reason = f"belongs to another search ({', '.join(differing)} differ); run without --resume"
+        named = ", ".join(_PLAN_WORDS.get(name, name) for name in differing)
+        reason = (
+            f"belongs to another search ({named} differ); run without --resume, "
+            f"and this one is kept as {path.name}.old"
+        )
         raise FileError(path, reason, code="other_study")

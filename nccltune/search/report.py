@@ -88,6 +88,8 @@ class Report:
             not_run=self._not_run(finals, is_interrupted=is_interrupted),
             study_path=str(self._study_path),
             is_interrupted=is_interrupted,
+            pruned_count=sum(tried.launch.is_pruned for tried in self._trials.finished),
+            trial_limit=self._plan.trial_count,
             phases_s={"engine": self._trials.engine_s},
         )
 

@@ -113,7 +113,8 @@ class SearchResult:
 
     ``score_ratio`` is the best candidate's weighted geometric mean of communication time over the
     baseline's; below 1 is faster. ``duel``, ``ablation`` and ``collectives`` are None where they
-    were not run; ``not_run`` says why.
+    were not run; ``not_run`` says why. ``pruned_count`` of the trials ended early, because what had
+    been measured ruled them out; ``trial_limit`` is how many there were to be.
     """
 
     verdict: Verdict
@@ -137,6 +138,8 @@ class SearchResult:
     warnings: tuple[str, ...] = ()
     study_path: str = ""
     is_interrupted: bool = False
+    pruned_count: int = 0
+    trial_limit: int = 0
     phases_s: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nccltune.errors import UsageProblem
 from nccltune.sglang.argv import assignments, split_launch
-from nccltune.sglang.flags import Flags, is_true, read_flags, with_config_file
+from nccltune.sglang.flags import Flags, is_true, likely_typos, read_flags, with_config_file
 from nccltune.shapes import DEFAULT_CHUNKED_PREFILL_SIZE, ModelShape, SpeculationShape
 
 EAGLE_FAMILY = frozenset({"EAGLE", "EAGLE3", "NEXTN"})
@@ -19,6 +19,7 @@ EAGLE_FAMILY = frozenset({"EAGLE", "EAGLE3", "NEXTN"})
 
 _LONG_CHAIN_ARCHITECTURES = frozenset({"LlamaForCausalLM", "Grok1ForCausalLM", "Grok1VForCausalLM"})
 _DEFAULT_MAX_PREFILL_TOKENS = 16384
+_MAX_CAPTURED = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,9 @@ def parse_launch(argv: Sequence[str]) -> LaunchCommand:
         chunked_prefill_size=flags.integer("chunked_prefill_size", minimum=-1),
         max_prefill_tokens=flags.integer("max_prefill_tokens", minimum=1),
         max_running_requests=flags.integer("max_running_requests", minimum=1),
-        cuda_graph_max_bs=flags.integer("cuda_graph_max_bs_decode", minimum=1),
+        cuda_graph_max_bs=flags.integer(
+            "cuda_graph_max_bs_decode", minimum=1, maximum=_MAX_CAPTURED
+        ),
         cuda_graph_sizes=flags.integers("cuda_graph_bs_decode", minimum=1),
     )
     _check_speculation(command, flags)
@@ -196,7 +199,11 @@ def payload_doubts(command: LaunchCommand) -> tuple[str, ...]:
             is_true(embed)
         ),
     }
-    return tuple(text for text, is_so in doubts.items() if is_so)
+    typos = [
+        f"--{name.replace('_', '-')}: not read here; did you mean --{meant.replace('_', '-')}?"
+        for name, meant in likely_typos(command.flags)
+    ]
+    return (*typos, *(text for text, is_so in doubts.items() if is_so))
 
 
 def _speculation_numbers(command: LaunchCommand, shape: ModelShape | None) -> tuple[int, int, int]:

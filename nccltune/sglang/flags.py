@@ -6,13 +6,15 @@ Read in SGLang 0.5.10.post1 to 0.5.23.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nccltune.errors import FileError, NccltuneError, UsageProblem
+from nccltune.regular_files import read_regular
 
 ALIASES: Mapping[str, str] = {
     "tp": "tp_size",
@@ -68,6 +70,8 @@ KNOWN = frozenset(
 """Flags that are looked at here. A unique beginning of one stands for it, as argparse has it; no
 other flag of SGLang 0.5.23 is the beginning of one of these."""
 
+_MAX_CONFIG_BYTES = 1 << 20
+_TYPO_LIKENESS = 0.9
 _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?")
 
 
@@ -107,10 +111,15 @@ class Flags:
             raise self.problem(name, "takes one value")
         return values[0]
 
-    def integer(self, name: str, *, minimum: int) -> int | None:
+    def integer(self, name: str, *, minimum: int, maximum: int | None = None) -> int | None:
         """Return the one whole number of a flag, None where it was not given."""
         text = self.text(name)
-        return None if text is None else self._integer(name, text, minimum)
+        if text is None:
+            return None
+        value = self._integer(name, text, minimum)
+        if maximum is not None and value > maximum:
+            raise self.problem(name, f"must be {maximum} or less")
+        return value
 
     def integers(self, name: str, *, minimum: int) -> tuple[int, ...] | None:
         """Return the whole numbers of a flag that takes several."""
@@ -141,6 +150,19 @@ def canonical_name(spelled: str) -> str:
         return ALIASES.get(name, name)
     begun = {ALIASES.get(flag, flag) for flag in (*ALIASES, *KNOWN) if flag.startswith(name)}
     return begun.pop() if len(begun) == 1 else name
+
+
+def likely_typos(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield flags that are not looked at here and nearly spelled like one that is, with that one.
+
+    >>> list(likely_typos(["speculativ_num_steps", "port"]))
+    [('speculativ_num_steps', 'speculative_num_steps')]
+    """
+    known = sorted({*KNOWN, *ALIASES})
+    for name in names:
+        if name not in KNOWN:
+            for meant in difflib.get_close_matches(name, known, 1, _TYPO_LIKENESS):
+                yield name, meant
 
 
 def is_true(value: str | None) -> bool:
@@ -207,10 +229,11 @@ def _read_config_file(path: Path) -> Flags:
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise FileError(path, "SGLang reads only .yaml and .yml as --config")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise FileError(path, f"--config cannot be read: {reason}") from error
+        text = read_regular(path, _MAX_CONFIG_BYTES).decode("utf-8")
+    except UnicodeDecodeError:
+        raise FileError(path, "--config is not UTF-8 text") from None
+    except OSError as error:
+        raise FileError(path, f"--config cannot be read: {error.strerror or error}") from error
     data, lines = _load_yaml(path, text)
     rows = text.splitlines()
     flags = Flags()

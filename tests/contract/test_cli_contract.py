@@ -261,13 +261,27 @@ def test_search_without_a_gpu_falls_back_on_the_recording_and_says_so_loudly(
 def test_search_with_a_gpu_ignores_the_fallback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "read_gpus", lambda: SimpleNamespace(gpus=("one", "two")))
+    monkeypatch.setattr(
+        sources, "read_gpus", lambda: SimpleNamespace(gpus=("one", "two"), problems=())
+    )
     monkeypatch.setattr(search_verb, "run_search", lambda *_, **__: KEEP_DEFAULT)
 
     envelope = envelope_of(capsys, "search", "--fallback-recording", "h200-2x-shm")
 
     assert envelope["data"]["source"] == "gpus"
     assert envelope["warnings"] == []
+
+
+def test_search_with_a_single_gpu_falls_back_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "read_gpus", lambda: SimpleNamespace(gpus=("one",), problems=()))
+    arguments = ("--fallback-recording", "h200-2x-shm", "--trials", "3")
+
+    envelope = envelope_of(capsys, "search", *arguments)
+
+    assert envelope["data"]["source"] == "recording:h200-2x-shm"
+    assert envelope["warnings"][0].startswith("ONLY ONE NVIDIA GPU ON THIS HOST")
 
 
 def test_search_with_a_broken_driver_does_not_fall_back(

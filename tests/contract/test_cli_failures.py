@@ -282,5 +282,10 @@ def run_python(
         text=True,
         check=False,
         cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environ or {})},
+        # Unbuffered output would hide what happens when a reader has left.
+        env={
+            **{k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
+            "PYTHONPATH": str(REPOSITORY),
+            **(environ or {}),
+        },
     )

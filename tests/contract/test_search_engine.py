@@ -264,8 +264,8 @@ def test_second_search_on_the_host_is_kept_out(bench: GpuBench, path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"workload": default_workload({1: 1.0})}, "workload"),
-        ({"identity": {"fingerprint": {"driver": "2"}}}, "fingerprint"),
+        ({"workload": default_workload({1: 1.0})}, "payloads"),
+        ({"identity": {"fingerprint": {"driver": "2"}}}, "GPUs, driver or NCCL"),
     ],
     ids=["workload", "host"],
 )

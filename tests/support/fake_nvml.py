@@ -74,6 +74,7 @@ class FakeNvml(ModuleType):
     Attributes:
         ancestor: level by two indices; a raised error is the driver's.
         has_nvlink_p2p: by two indices; None where the driver does not say.
+        peer_status: nvmlGpuP2PStatus_t by two indices; None where the driver does not say.
         open_count: sessions that are open now.
     """
 
@@ -112,6 +113,7 @@ class FakeNvml(ModuleType):
         *,
         ancestor: Callable[[int, int], int] = lambda _a, _b: SYS,
         has_nvlink_p2p: Callable[[int, int], bool | None] = lambda _a, _b: False,
+        peer_status: Callable[[int, int], int | None] = lambda _a, _b: 0,
         init_error: int | None = None,
         driver_version: str = "580.159.04",
         is_old_driver: bool = False,
@@ -120,6 +122,7 @@ class FakeNvml(ModuleType):
         self.gpus = gpus or []
         self.ancestor = ancestor
         self.has_nvlink_p2p = has_nvlink_p2p
+        self.peer_status = peer_status
         self.init_error = init_error
         self.driver_version = driver_version
         self.is_old_driver = is_old_driver
@@ -217,6 +220,11 @@ class FakeNvml(ModuleType):
     def nvmlDeviceGetP2PStatus(  # noqa: N802
         self, one: FakeGpu, other: FakeGpu, caps_idx: int
     ) -> int:
+        if caps_idx in (0, 1):
+            status = self.peer_status(self.gpus.index(one), self.gpus.index(other))
+            if status is None:
+                raise FakeNvmlError(NOT_SUPPORTED)
+            return status
         assert caps_idx == self.NVML_P2P_CAPS_INDEX_NVLINK
         granted = self.has_nvlink_p2p(self.gpus.index(one), self.gpus.index(other))
         if granted is None:

@@ -80,7 +80,7 @@ def test_report_lists_settings_with_what_each_is_worth_and_what_was_dropped() ->
     lines = [" ".join(line.split()) for line in report(IMPROVED).splitlines()]
 
     assert "NCCL_MIN_CTAS=8 without it 5.0 % slower" in lines
-    assert "NCCL_THREAD_THRESHOLDS=-2 -2 -2 4 -2 -2 without it 8.0 % slower" in lines
+    assert "NCCL_THREAD_THRESHOLDS='-2 -2 -2 4 -2 -2' without it 8.0 % slower" in lines
     assert "left out, as they do not pay: NCCL_NTHREADS" in lines
 
 

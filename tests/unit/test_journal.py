@@ -14,7 +14,7 @@ import pytest
 from optuna.trial import TrialState
 
 from nccltune.errors import BusyError, FileError
-from nccltune.search.journal import DAMAGE, search_lock
+from nccltune.search.journal import DAMAGE, _Backend, _Lock, search_lock
 from tests.support.model_bench import ModelBench
 from tests.support.studies import PLAN, open_plain_study, open_trials, study_of
 
@@ -130,13 +130,14 @@ def test_open_study_with_nothing_to_resume_says_so(path: Path) -> None:
 @pytest.mark.parametrize(
     ("plan", "named"),
     [
-        ({**PLAN, "workload": "other"}, "workload"),
+        ({**PLAN, "workload": "other"}, "payloads"),
         ({**PLAN, "source": "recording:x"}, "source"),
         ({"workload": "w"}, "source"),
-        ({**PLAN, "fingerprint": {"driver": "1"}}, "fingerprint"),
-        ({"workload": "x", "source": "y"}, "source, workload"),
+        ({**PLAN, "fingerprint": {"driver": "1"}}, "GPUs, driver or NCCL"),
+        ({**PLAN, "base": {"NCCL_PROTO": "LL"}}, "NCCL variables in the environment"),
+        ({"workload": "x", "source": "y"}, "source, payloads"),
     ],
-    ids=["workload", "source", "missing", "more", "both"],
+    ids=["workload", "source", "missing", "more", "environment", "both"],
 )
 def test_open_study_of_another_search_is_refused_and_left_alone(
     path: Path, content: bytes, plan: dict[str, object], named: str
@@ -316,3 +317,39 @@ def test_interrupt_while_the_journal_is_locked_stays_an_interrupt(
         with pytest.raises(KeyboardInterrupt):
             trials.measure(CANDIDATES[6])
     assert len(open_trials(path, ModelBench(), is_resume=True).finished) == 6
+
+
+def test_interrupt_while_a_line_is_written_stays_an_interrupt(
+    path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_unlink = os.unlink
+
+    def interrupted(name: str) -> None:
+        real_unlink(name)
+        if "journal.lock" in name:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "unlink", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        _Backend(str(path), lock_obj=_Lock(str(path))).append_logs([{"op_code": 9}])
+
+    assert path.read_bytes().startswith(content)
+    assert not list(path.parent.glob("*.lock*"))
+
+
+@pytest.mark.parametrize(
+    ("number", "cure"),
+    [(errno.ENOSPC, "make room"), (errno.EROFS, "put that right"), (errno.EPERM, "put that right")],
+)
+def test_journal_that_cannot_be_written_says_what_to_do_about_the_cause(
+    path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch, number: int, cure: str
+) -> None:
+    def fail(_descriptor: int) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+    with pytest.raises(FileError, match=f"{cure}, then go on with --resume"):
+        _Backend(str(path), lock_obj=_Lock(str(path))).append_logs([{"op_code": 9}])
+    assert path.read_bytes().startswith(content)

@@ -602,3 +602,14 @@ def test_writer_half_a_launch_is_a_bug(tmp_path: Path, launch: Launch, reason: s
             writer.append(launch)
 
         assert writer.launches == ()
+
+
+def test_writer_of_other_payloads_is_told_in_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "two.json"
+    manifest = make_manifest()
+    with RecordingWriter(path, "two", manifest) as writer:
+        writer.append(live_launch({}, 7.0))
+    fewer = replace(manifest, payloads=manifest.payloads[:1])
+
+    with pytest.raises(FileError, match=r"recorded with payloads \d+ B x \d+, .* now it is \d+ B"):
+        RecordingWriter(path, "two", fewer)

@@ -457,3 +457,24 @@ def test_payload_doubts_name_what_changes_the_counts(text: str, word: str) -> No
     (doubt,) = payload_doubts(launch(text))
 
     assert word in doubt
+
+
+@pytest.mark.parametrize(
+    ("spelled", "meant"),
+    [
+        ("--speculativ-num-steps", "--speculative-num-steps"),
+        ("--modle-path", "--model-path"),
+        ("--speculative-num-draft-token-s", "--speculative-num-draft-tokens"),
+    ],
+)
+def test_flag_that_is_nearly_one_that_counts_is_doubted(spelled: str, meant: str) -> None:
+    command = parse_launch(["sglang", "serve", "--model-path", "m", spelled, "4"])
+
+    assert f"{spelled}: not read here; did you mean {meant}?" in payload_doubts(command)
+
+
+def test_flags_that_only_sglang_reads_are_not_doubted() -> None:
+    others = ["--port", "30000", "--mem-fraction-static", "0.9", "--max-queued-requests", "9"]
+    others += ["--speculative-draft-model-revision", "x", "--cuda-graph-max-bs-prefill", "8"]
+
+    assert payload_doubts(parse_launch(["sglang", "serve", "--model-path", "m", *others])) == ()
