@@ -1,1 +1,1 @@
-"""The service that keeps a host's active profile published. Not part of this release yet."""
+"""The service that watches over the active profile of a host."""

@@ -29,8 +29,14 @@ VERBS: Mapping[str, Verb] = {
     ),
     "bench": Verb("nccltune.cli.bench", "Measure candidates beside the baseline."),
     "payloads": Verb("nccltune.cli.payloads", "Show what a model and a launch reduce."),
-    "profile": Verb("nccltune.cli.profile", "List, show, compare and check profiles."),
     "recording": Verb("nccltune.cli.recording", "List, show and make recordings of real GPUs."),
+    "profile": Verb("nccltune.cli.profile", "Choose, look at, import and export profiles."),
+    "run": Verb("nccltune.cli.run", "Become a command, under the active profile."),
+    "launch": Verb("nccltune.cli.launch", "Start a server under the active profile, and watch it."),
+    "status": Verb("nccltune.cli.status", "Show whether running servers have the active profile."),
+    "doctor": Verb("nccltune.cli.doctor", "Look for what makes launches slower than believed."),
+    "install": Verb("nccltune.cli.install", "Put units and hook in place.", "install_command"),
+    "uninstall": Verb("nccltune.cli.install", "Take them away again.", "uninstall_command"),
 }
 
 

@@ -14,7 +14,16 @@ from nccltune.cli.options import json_option
 from nccltune.cli.tables import fact_grid, heading, indent, number_table, settings_block
 from nccltune.cli.words import format_moment, format_settings
 from nccltune.envvars import canonical, needs_offer
-from nccltune.store import Found, Where, find_profile, list_profiles, load_profile
+from nccltune.store import (
+    Found,
+    Standing,
+    Where,
+    find_profile,
+    list_profiles,
+    load_profile,
+    read_active,
+    standing_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +32,9 @@ if TYPE_CHECKING:
 
     from nccltune.measurement import Settings
     from nccltune.profile import Profile
-    from nccltune.store import Listed
+    from nccltune.store import ActiveState, Listed
 
-STATE_WORDS = {Where.STATE: "candidate", Where.SHIPPED: "shipped", Where.FILE: "file"}
+_STATE_VERBS = "nccltune.cli.profile_state"
 
 
 @click.group(
@@ -38,29 +47,50 @@ STATE_WORDS = {Where.STATE: "candidate", Where.SHIPPED: "shipped", Where.FILE: "
         ),
         "diff": Verb(__name__, "Show what two set differently.", "diff_command"),
         "check": Verb(__name__, "Check that a file can be used.", "check_command"),
+        "activate": Verb(_STATE_VERBS, "Let launches have one from now on.", "activate_command"),
+        "off": Verb(_STATE_VERBS, "Let launches start on SGLang's defaults.", "off_command"),
+        "rollback": Verb(_STATE_VERBS, "Return to what was active before.", "rollback_command"),
+        "import": Verb(_STATE_VERBS, "Check a file and keep it here.", "import_command"),
+        "export": Verb(
+            _STATE_VERBS, "Write one for containers, systemd, a shell or NCCL.", "export_command"
+        ),
     },
 )
 def command() -> None:
-    """List, show, compare and check profiles."""
+    """Profiles: look at them, choose which one launches get, carry them in and out."""
 
 
 @click.command(name="list")
 @json_option
 def list_command() -> Answer:
     """List the profiles that are shipped or were found here."""
-    listed = list_profiles()
+    listed, active = list_profiles(), read_active()
+    problems = [each.problem for each in listed if each.problem]
+    if active.problem is not None and active.problem not in problems:
+        problems.append(active.problem)
     return Answer(
-        data={"profiles": [_list_row(each) for each in listed]},
-        show=lambda: _list_parts(listed),
-        warnings=tuple(each.problem for each in listed if each.problem),
+        data={
+            "profiles": [_list_row(each, active) for each in listed],
+            "active": active.name,
+            "previous": active.previous,
+        },
+        show=lambda: _list_parts(listed, active),
+        warnings=tuple(problems),
     )
 
 
-def _list_row(listed: Listed) -> Mapping[str, object]:
+def _state(listed: Listed, active: ActiveState) -> str:
+    if listed.profile is None:
+        is_shipped = listed.where is Where.SHIPPED
+        return str(Standing.SHIPPED if is_shipped else Standing.CANDIDATE)
+    return str(standing_of(listed.profile, listed.where, active))
+
+
+def _list_row(listed: Listed, active: ActiveState) -> Mapping[str, object]:
     profile = listed.profile
     return {
         "name": listed.name,
-        "state": STATE_WORDS[listed.where],
+        "state": _state(listed, active),
         "path": str(listed.path),
         "settings": None if profile is None else dict(profile.settings),
         "source": None if profile is None else profile.source,
@@ -69,14 +99,14 @@ def _list_row(listed: Listed) -> Mapping[str, object]:
     }
 
 
-def _list_parts(listed: Sequence[Listed]) -> Iterator[RenderableType]:
+def _list_parts(listed: Sequence[Listed], active: ActiveState) -> Iterator[RenderableType]:
     if not listed:
         yield "No profiles. Find one with: nccltune search"
         return
     rows = (
         [
             each.name,
-            STATE_WORDS[each.where],
+            _state(each, active),
             "-" if each.profile is None else each.profile.source or "-",
             "broken" if each.profile is None else format_settings(each.profile.settings),
         ]
@@ -93,14 +123,15 @@ def _list_parts(listed: Sequence[Listed]) -> Iterator[RenderableType]:
 def show_command(name: str) -> Answer:
     """Show the settings of a profile and where they come from."""
     found = find_profile(name)
-    return Answer(data=_show_data(found), show=lambda: _show_parts(found))
+    state = str(standing_of(found.profile, found.where, read_active()))
+    return Answer(data=_show_data(found, state), show=lambda: _show_parts(found, state))
 
 
-def _show_data(found: Found) -> dict[str, object]:
+def _show_data(found: Found, state: str) -> dict[str, object]:
     profile = found.profile
     return {
         "name": profile.name,
-        "state": STATE_WORDS[found.where],
+        "state": state,
         "path": str(found.path),
         "settings": dict(profile.settings),
         "note": profile.note,
@@ -111,9 +142,9 @@ def _show_data(found: Found) -> dict[str, object]:
     }
 
 
-def _show_parts(found: Found) -> Iterator[RenderableType]:
+def _show_parts(found: Found, state: str) -> Iterator[RenderableType]:
     profile = found.profile
-    yield fact_grid(_facts(profile, STATE_WORDS[found.where]))
+    yield fact_grid(_facts(profile, state))
     yield heading("Settings")
     yield indent(settings_block(profile.settings))
     if profile.fingerprint is not None:
@@ -186,7 +217,7 @@ def check_command(file: str) -> Answer:
     """Check that a profile file can be used, without using it."""
     path = Path(file)
     profile = load_profile(path)
-    data = _show_data(Found(profile, path, Where.FILE))
+    data = _show_data(Found(profile, path, Where.FILE), str(Standing.FILE))
     return Answer(
         data=data,
         show=lambda: [Text(f"{path}: good, {_count(profile.settings)}.")],

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from nccltune import store
 from nccltune.errors import FileError, UsageProblem
 from nccltune.profile import Profile, format_profile
 from nccltune.store import (
     Where,
     check_ownership,
+    files,
     find_profile,
     list_profiles,
     load_profile,
@@ -27,7 +27,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "shipped"
     (folder / "recordings").mkdir(parents=True)
     (folder / "folk.json").write_text(format_profile(Profile("folk", {"NCCL_ALGO": "Ring"})))
-    monkeypatch.setattr(store, "shipped_profiles_dir", lambda: folder)
+    monkeypatch.setattr(files, "shipped_profiles_dir", lambda: folder)
     return folder
 
 
@@ -184,7 +184,7 @@ def test_list_profiles_shows_both_places_and_broken_files(shipped: Path) -> None
 def test_list_profiles_without_any_folder_is_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "shipped_profiles_dir", lambda: tmp_path / "nowhere")
+    monkeypatch.setattr(files, "shipped_profiles_dir", lambda: tmp_path / "nowhere")
 
     assert list_profiles() == ()
 

@@ -1,0 +1,189 @@
+"""Starts and how they ended, kept over restarts of the service, and the roll-backs they led to.
+
+Schema history of ``nccltune.starts``:
+    1: first version.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from nccltune.atomic import make_dir, write_atomic
+from nccltune.errors import NccltuneError
+from nccltune.failed_starts import Ending, Start, failures_against, is_before
+from nccltune.jsontext import parse_json
+from nccltune.marker import settings_digest
+from nccltune.store import ActiveState, deactivate, find_profile, rollback
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = "nccltune.starts/1"
+FILE_NAME = "starts.json"
+MAX_STARTS = 200
+MAX_ROLLBACKS = 20
+_MAX_FILE_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """One roll-back by the service.
+
+    Attributes:
+        profile_name: what was rolled back, with its digest.
+        returned_to: what is active since; None for no profile.
+        at: ISO 8601, UTC.
+        ending: how the last failure ended; its line is in the journal and with the starts, for a
+            log is not everybody's to read.
+    """
+
+    profile_name: str
+    digest: str
+    returned_to: str | None
+    at: str
+    failure_count: int
+    ending: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        """Return what is kept and published."""
+        return asdict(self)
+
+
+T = TypeVar("T", Start, RolledBack)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The starts that were seen, the oldest first, and the roll-backs that they led to."""
+
+    folder: Path
+    starts: list[Start] = field(default_factory=list)
+    rollbacks: list[RolledBack] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, folder: Path) -> Ledger:
+        """Read the file; one that is broken is told once and begun anew."""
+        path = folder / FILE_NAME
+        ledger = cls(folder)
+        try:
+            with path.open("rb") as file:
+                text = file.read(_MAX_FILE_BYTES).decode()
+            data = parse_json(text, path).data
+            if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+                raise ValueError(f"no {SCHEMA}")  # noqa: TRY301 - one place to tell all of it
+            ledger.starts = [_start(each) for each in data["starts"]]
+            ledger.rollbacks = [_checked(RolledBack, each) for each in data["rollbacks"]]
+        except FileNotFoundError:
+            pass
+        except (NccltuneError, OSError, ValueError, KeyError, TypeError) as error:
+            logger.warning("failed starts are counted anew: path=%s error=%s", path, error)
+            return cls(folder)
+        return ledger
+
+    def has(self, key: tuple[str, int, int]) -> bool:
+        """Tell whether the end of this start is known already."""
+        return any(start.key == key for start in self.starts)
+
+    def add(self, start: Start) -> None:
+        """Keep how one start ended, on disk too.
+
+        Raises:
+            FileError: the state folder cannot be written; it is kept in memory all the same.
+        """
+        self.starts = [each for each in self.starts if each.key != start.key]
+        self.starts = [*self.starts, start][-MAX_STARTS:]
+        self._save()
+
+    def failures(self, active: ActiveState) -> tuple[Start, ...]:
+        """Return the starts that speak against the active profile."""
+        if active.profile is None:
+            return ()
+        digest = settings_digest(active.profile.settings)
+        return failures_against(self.starts, digest, activated_at=active.activated_at)
+
+    def roll_back_if_due(self, active: ActiveState, limit: int) -> RolledBack | None:
+        """Leave the active profile once enough starts have failed under it.
+
+        Args:
+            active: what the store says now.
+            limit: how many are enough; 0 for never.
+
+        Raises:
+            NccltuneError: the store cannot be changed.
+        """
+        failures = self.failures(active)
+        if active.profile is None or not limit or len(failures) < limit:
+            return None
+        digest = settings_digest(active.profile.settings)
+        # First the step, then the note of it: between the two another profile is active, so that
+        # the same starts can never lead to a second step.
+        is_known_bad = active.previous is not None and self._is_bad(active.previous, digest)
+        step = deactivate(reason="daemon") if is_known_bad else rollback(reason="daemon")
+        done = RolledBack(
+            profile_name=active.profile.name,
+            digest=digest,
+            returned_to=step.name,
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+            failure_count=len(failures),
+            ending=str(failures[-1].ending),
+        )
+        self.rollbacks = [*self.rollbacks, done][-MAX_ROLLBACKS:]
+        self.starts = [
+            replace(start, is_spent=True) if start.digest == digest else start
+            for start in self.starts
+        ]
+        # The step is taken: a note that cannot be written, which adding starts has told already,
+        # must not hide it.
+        with suppress(NccltuneError):
+            self._save()
+        return done
+
+    def _is_bad(self, name: str, digest: str) -> bool:
+        """Whether a roll-back to this profile would return to what has failed already.
+
+        Args:
+            name: of the profile.
+            digest: of the one that has failed just now, which the other may equal.
+        """
+        try:
+            other = settings_digest(find_profile(name).profile.settings)
+        except NccltuneError:
+            return False
+        left_at = [each.at for each in self.rollbacks if each.digest == other]
+        has_served_since = any(
+            start.digest == other
+            and start.ending is Ending.READY
+            and left_at
+            and not is_before(start.launched_at, left_at[-1])
+            for start in self.starts
+        )
+        return other == digest or (bool(left_at) and not has_served_since)
+
+    def _save(self) -> None:
+        document = {
+            "schema": SCHEMA,
+            "starts": [asdict(start) for start in self.starts],
+            "rollbacks": [each.to_json() for each in self.rollbacks],
+        }
+        make_dir(self.folder)
+        text = json.dumps(document, indent=1) + "\n"
+        write_atomic(self.folder / FILE_NAME, text, mode=0o600)
+
+
+def _start(data: object) -> Start:
+    start = _checked(Start, data)
+    return replace(start, ending=Ending(start.ending))
+
+
+def _checked(kind: type[T], data: object) -> T:
+    """Build a record from what a file holds, keys of later versions left out."""
+    if not isinstance(data, Mapping):
+        raise TypeError(f"{kind.__name__}: {data!r}")
+    names = {each.name for each in fields(kind)}
+    return kind(**{name: value for name, value in data.items() if name in names})

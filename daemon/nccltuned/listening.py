@@ -1,0 +1,82 @@
+"""Whether a server's own process listens on its port, asked of procfs and not of the server.
+
+SGLang takes its port only after every rank has loaded its weights and captured its graphs. The
+kernel's tables are read in the network namespace of the server, so that containers, and a service
+that has no network itself, make no difference.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nccltune.procfs import PROC_ROOT
+
+_LISTEN = "0A"
+_MAX_TABLE_BYTES = 8 * 2**20
+_SOCKET = "socket:["
+_AGAIN_S = 10.0
+
+
+@dataclass(slots=True)
+class PortWatch:
+    """Asks again and again, and reads the kernel's tables only when there is reason to.
+
+    They take some milliseconds to read, whatever is in them: so only where the process has a socket
+    that it did not have before, and now and then, for a socket may begin to listen late.
+    """
+
+    root: Path = PROC_ROOT
+    clock: Callable[[], float] = time.monotonic
+    _sockets: frozenset[str] = frozenset()
+    _is_listening: bool = False
+    _read_at_s: float = 0.0
+
+    def is_listening(self, pid: int, port: int) -> bool | None:
+        """Tell whether a process listens on a TCP port; None where one may not look into it."""
+        try:
+            sockets = frozenset(_sockets_of(self.root / str(pid) / "fd"))
+        except PermissionError:
+            return None
+        except OSError:
+            return False
+        now_s = self.clock()
+        is_due = not self._is_listening and now_s - self._read_at_s >= _AGAIN_S
+        if sockets != self._sockets or (sockets and is_due):
+            listening = _listening(self.root / str(pid) / "net", port)
+            self._is_listening = not sockets.isdisjoint(listening)
+            self._sockets, self._read_at_s = sockets, now_s
+        return self._is_listening
+
+
+def _sockets_of(folder: Path) -> Iterator[str]:
+    """Yield the inodes of a process's sockets.
+
+    Raises:
+        OSError: it has ended, or one may not look into it.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                target = os.readlink(entry.path)  # noqa: PTH115 - the target is no path
+            except FileNotFoundError:
+                continue
+            if target.startswith(_SOCKET):
+                yield target.removeprefix(_SOCKET).removesuffix("]")
+
+
+def _listening(folder: Path, port: int) -> Iterator[str]:
+    suffix = f":{port:04X}"
+    for name in ("tcp", "tcp6"):
+        try:
+            with (folder / name).open(encoding="ascii") as table:
+                text = table.read(_MAX_TABLE_BYTES)
+        except OSError:
+            continue
+        for line in text.splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == _LISTEN and fields[1].endswith(suffix):
+                yield fields[9]

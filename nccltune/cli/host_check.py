@@ -1,0 +1,132 @@
+"""Whether a profile may become active on this host, and what has to be said about it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from nccltune.cli.envelope import Complaint
+from nccltune.errors import HostError, UsageProblem
+from nccltune.export.profile_text import source_doubt
+from nccltune.fingerprint import Fingerprint, Match, MatchKind, compare
+from nccltune.host_facts import read_here
+from nccltune.host_match import restricted
+from nccltune.server_python import find_python
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nccltune.profile import Profile
+
+_ANY_HOST = "add --any-host to activate it all the same"
+_EACH_LAUNCH = "launches need --any-host too: nccltune run --any-host -- CMD"
+_UNKNOWN_NCCL = (
+    "the server's NCCL is not known, so that it was not compared; every launch compares it, and "
+    "here it takes --python PATH"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What came of the comparison.
+
+    Attributes:
+        kind: how far the profile holds here; None where nothing was compared.
+        differing: fields of the fingerprint that differ.
+        sentence: one line for people.
+        refusal: why the profile must not become active; None where it may.
+        warnings: what has to be said where it may.
+    """
+
+    kind: MatchKind | None
+    sentence: str
+    differing: tuple[str, ...] = ()
+    refusal: Complaint | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def find_fit(
+    profile: Profile, *, python: str | None, launch: Sequence[str], is_any_host: bool
+) -> Fit:
+    """Compare this host with the one that a profile was made on.
+
+    Args:
+        profile: what is to become active.
+        python: the server's interpreter; None to take that of the launch, else this one.
+        launch: the launch command; empty for none.
+        is_any_host: a person overrides every refusal, which then becomes a warning.
+
+    Raises:
+        HostError: this host cannot be read, and nobody overrides that.
+        UsageProblem: ``CUDA_VISIBLE_DEVICES`` names no GPU of this host, likewise.
+    """
+    fit = _compared(profile, python, launch, is_any_host=is_any_host)
+    doubt = source_doubt(profile.source)
+    if doubt is not None and fit.refusal is None:
+        code = "shared_source" if profile.source == "shared-gpu" else "recorded_source"
+        fit = replace(fit, refusal=Complaint(code, f"it was {doubt}; {_ANY_HOST}"))
+    if fit.refusal is None or not is_any_host:
+        return fit
+    reason = fit.refusal.message.removesuffix(f"; {_ANY_HOST}")
+    loud = f"activated because of --any-host, although {reason}"
+    if fit.refusal.code != "recorded_source":
+        loud += f"; {_EACH_LAUNCH}"
+    return replace(fit, refusal=None, warnings=(loud, *fit.warnings))
+
+
+def _compared(
+    profile: Profile, python: str | None, launch: Sequence[str], *, is_any_host: bool
+) -> Fit:
+    if profile.fingerprint is None:
+        warning = (
+            f"profile {profile.name} was made for no particular host: not verified on this one"
+        )
+        return Fit(None, "the profile names no host: not verified here", warnings=(warning,))
+    try:
+        wanted = Fingerprint.from_json(profile.fingerprint)
+    except ValueError as error:
+        reason = f"what it was made for cannot be read: {error}; {_ANY_HOST}"
+        return Fit(None, "not compared", refusal=Complaint("bad_fingerprint", reason))
+    try:
+        here = read_here(python or find_python(launch, os.environ) or sys.executable)
+    except (HostError, UsageProblem) as error:
+        if not is_any_host:
+            raise
+        warning = f"activated because of --any-host, and this host was not looked at: {error}"
+        return Fit(None, "not compared", warnings=(warning,))
+    return _judge(profile, wanted, here)
+
+
+def _judge(profile: Profile, wanted: Fingerprint, here: Fingerprint) -> Fit:
+    if len(here.gpu_names) > wanted.world_size:
+        here = restricted(here, range(wanted.world_size))
+    warnings: tuple[str, ...] = ()
+    if here.nccl_version is None:
+        here = replace(here, nccl_version=wanted.nccl_version)
+        warnings = (_UNKNOWN_NCCL,)
+    match = compare(wanted, here)
+    shown = _differences(wanted, here, match)
+    if match.kind is MatchKind.FOREIGN:
+        reason = f"it was made for another kind of host: {shown} differ; {_ANY_HOST}"
+        complaint = Complaint("foreign_host", reason)
+        return Fit(match.kind, f"of another kind: {shown} differ", match.differing, complaint)
+    if match.kind is MatchKind.EQUIVALENT:
+        loud = (
+            f"profile {profile.name} was made on an equivalent host and is UNVERIFIED on this one: "
+            f"{shown} differ; nccltune search verifies it here"
+        )
+        sentence = f"equivalent, unverified: {shown} differ"
+        return Fit(match.kind, sentence, match.differing, warnings=(loud, *warnings))
+    return Fit(match.kind, "the one that it was made on", warnings=warnings)
+
+
+def _differences(wanted: Fingerprint, here: Fingerprint, match: Match) -> str:
+    """Name what differs, with both values where they are short."""
+    parts = []
+    for name in match.differing:
+        there, now = getattr(wanted, name), getattr(here, name)
+        is_short = isinstance(there, str | int) and isinstance(now, str | int)
+        parts.append(f"{name} ({there} there, {now} here)" if is_short else name)
+    return ", ".join(parts)

@@ -1,0 +1,267 @@
+"""What is looked at: one host, one interpreter, one launch where there is one. Read once, together.
+
+Every place that is read can be replaced, so that any host can be put before the checks.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nccltune.conf_files import ConfFile, effective_settings, read_conf_files
+from nccltune.doctor.interpreter import Interpreter, find_interpreter, own_interpreter
+from nccltune.doctor.server import ProbedServer, ProbeError, probe_server
+from nccltune.errors import HostError, NccltuneError, UsageProblem
+from nccltune.gpu_choice import VARIABLE as VISIBLE_VARIABLE
+from nccltune.gpu_choice import choose_gpus
+from nccltune.hardware import Gpu, Hardware, read_gpus
+from nccltune.host_facts import nccl_version
+from nccltune.model_config import load_model_shape
+from nccltune.paths import state_dir
+from nccltune.sglang.command import LaunchCommand, parse_launch
+from nccltune.store import ActiveState, read_active
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from nccltune.fingerprint import Fingerprint, LinkMatrix
+    from nccltune.shapes import ModelShape
+
+_HOME_FROM_ENVIRONMENT = (2, 30, 3)
+"""NCCL from this version on takes ``$HOME`` for its home, before it the user database."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where readings come from.
+
+    Attributes:
+        environ: what the server would be started in, as far as the caller knows.
+        root: where ``proc``, ``sys``, ``dev`` and ``etc`` are.
+        nvml: stands in for ``pynvml``; None for the real one.
+        user_home: of this user by the user database; None where it has none.
+        probe: asks an interpreter.
+    """
+
+    environ: Mapping[str, str]
+    root: Path = Path("/")
+    nvml: ModuleType | None = None
+    user_home: Path | None = None
+    probe: Callable[[Path, Mapping[str, str]], ProbedServer] = probe_server
+
+    @property
+    def proc(self) -> Path:
+        """Where procfs is."""
+        return self.root / "proc"
+
+    @property
+    def sys(self) -> Path:
+        """Where sysfs is."""
+        return self.root / "sys"
+
+    @property
+    def dev(self) -> Path:
+        """Where devices are."""
+        return self.root / "dev"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Everything that several checks need.
+
+    Attributes:
+        environ: of the launch: the caller's, with what the command itself sets.
+        interpreter: of the server; its path is None where that is not known.
+        server: what that interpreter would load; None where it gave no answer.
+        server_problem: why not.
+        assumed_nccl: version that launches take the server's NCCL for, told without starting it.
+        gpus: those that the launch would use, in rank order; without a launch all visible ones.
+        gpu_error: why there are none, or not enough.
+        shape: of the launch's model; None where it cannot be read, and ``shape_problem`` says why.
+        conf_files: NCCL's own configuration files, the strongest first.
+    """
+
+    sources: Sources
+    environ: Mapping[str, str]
+    launch: LaunchCommand | None
+    interpreter: Interpreter
+    server: ProbedServer | None
+    server_problem: str
+    assumed_nccl: str | None
+    hardware: Hardware | None
+    nvml_error: HostError | None
+    gpus: tuple[Gpu, ...]
+    gpu_error: NccltuneError | None
+    active: ActiveState
+    state_dir: Path | None
+    state_problem: str
+    shape: ModelShape | None = None
+    shape_problem: str = ""
+    conf_files: tuple[ConfFile, ...] = field(default=())
+
+    @property
+    def links(self) -> LinkMatrix:
+        """Ways between the GPUs of the launch; empty where not known."""
+        if self.hardware is None or not self.gpus:
+            return ()
+        return self.hardware.restricted_to(self.gpus).links
+
+    @property
+    def here(self) -> Fingerprint | None:
+        """This host as a launch meets it; None without GPUs."""
+        if self.hardware is None or not self.gpus:
+            return None
+        server = self.server
+        return self.hardware.fingerprint(
+            self.gpus,
+            nccl_version=None if server is None else server.nccl_version,
+            torch_version=None if server is None else server.torch_version,
+        )
+
+    @property
+    def nccl_environ(self) -> dict[str, str]:
+        """What NCCL goes by in a launch: its files, the active profile, the environment."""
+        profile = self.active.profile
+        conf = {n: v for n, (v, _) in effective_settings(self.conf_files, self.environ).items()}
+        return {**conf, **(profile.settings if profile else {}), **self.environ}
+
+
+def own_sources() -> Sources:
+    """Return the sources of this process: the host as it is."""
+    home: Path | None = None
+    with suppress(KeyError):  # a container's user that has no entry
+        home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    return Sources(environ=dict(os.environ), user_home=home)
+
+
+def read_case(sources: Sources, *, python: Path | None = None, argv: tuple[str, ...] = ()) -> Case:
+    """Read what the checks need.
+
+    Args:
+        sources: where from.
+        python: the server's interpreter; None to find it by the launch command.
+        argv: the launch command; empty for none.
+
+    Raises:
+        UsageProblem: not an SGLang launch.
+        FileError: the launch's ``--config`` file cannot be used.
+    """
+    launch = parse_launch(argv) if argv else None
+    environ = {**sources.environ, **(launch.environment if launch else {})}
+    interpreter = _interpreter(python, argv, environ)
+    server, server_problem = _ask(sources, interpreter, environ)
+    hardware, nvml_error = _hardware(sources)
+    gpus, gpu_error = _gpus(hardware, environ, launch)
+    folder, state_problem = _state_dir(environ)
+    shape, shape_problem = _shape(launch)
+    return Case(
+        sources=sources,
+        environ=environ,
+        launch=launch,
+        interpreter=interpreter,
+        server=server,
+        server_problem=server_problem,
+        assumed_nccl=None
+        if interpreter.path is None
+        else nccl_version(str(interpreter.path), environ),
+        hardware=hardware,
+        nvml_error=nvml_error,
+        gpus=gpus,
+        gpu_error=gpu_error,
+        active=read_active(folder),
+        state_dir=folder,
+        state_problem=state_problem,
+        shape=shape,
+        shape_problem=shape_problem,
+        conf_files=_conf_files(sources, environ, server),
+    )
+
+
+def _interpreter(
+    python: Path | None, argv: tuple[str, ...], environ: Mapping[str, str]
+) -> Interpreter:
+    if python is not None:
+        return Interpreter(python.absolute())
+    if argv:
+        return find_interpreter(argv, environ)
+    return own_interpreter()
+
+
+def _ask(
+    sources: Sources, interpreter: Interpreter, environ: Mapping[str, str]
+) -> tuple[ProbedServer | None, str]:
+    if interpreter.path is None:
+        return None, interpreter.problem
+    try:
+        return sources.probe(interpreter.path, environ), ""
+    except ProbeError as error:
+        return None, str(error)
+
+
+def _hardware(sources: Sources) -> tuple[Hardware | None, HostError | None]:
+    try:
+        return read_gpus(sources.nvml, sys_root=sources.sys), None
+    except HostError as error:
+        return None, error
+
+
+def _gpus(
+    hardware: Hardware | None, environ: Mapping[str, str], launch: LaunchCommand | None
+) -> tuple[tuple[Gpu, ...], NccltuneError | None]:
+    if hardware is None:
+        return (), None
+    wanted = None if launch is None else max(1, launch.tp_size // launch.nnodes)
+    visible = environ.get(VISIBLE_VARIABLE)
+    try:
+        first = choose_gpus(hardware, visible, 2, is_shared=True)[:1]
+        if wanted == 1:
+            return first, None
+        return choose_gpus(hardware, visible, wanted, is_shared=False), None
+    except (UsageProblem, HostError) as error:
+        if error.code != "too_few_gpus":
+            return (), error
+    # One GPU is no error by itself: it is looked at as several would be.
+    return (first, None) if wanted is None else ((), _too_few(wanted, hardware))
+
+
+def _too_few(wanted: int, hardware: Hardware) -> UsageProblem:
+    return UsageProblem(
+        f"the launch needs {wanted} GPUs here, and fewer of this host's {len(hardware.gpus)} are "
+        f"visible; lower --tp, or see {VISIBLE_VARIABLE}",
+        code="too_few_gpus",
+    )
+
+
+def _state_dir(environ: Mapping[str, str]) -> tuple[Path | None, str]:
+    try:
+        return state_dir(environ), ""
+    except UsageProblem as problem:
+        return None, str(problem)
+
+
+def _shape(launch: LaunchCommand | None) -> tuple[ModelShape | None, str]:
+    if launch is None or launch.model_path is None:
+        return None, "the launch names no model"
+    try:
+        return load_model_shape(launch.model_path, is_draft=True), ""
+    except NccltuneError as error:
+        return None, str(error)
+
+
+def _conf_files(
+    sources: Sources, environ: Mapping[str, str], server: ProbedServer | None
+) -> tuple[ConfFile, ...]:
+    home = sources.user_home
+    version = server.nccl_version if server is not None else None
+    if version is not None and _numbers(version) >= _HOME_FROM_ENVIRONMENT:
+        home = Path(environ["HOME"]) if environ.get("HOME") else None
+    return tuple(read_conf_files(environ, home, sources.root / "etc" / "nccl.conf"))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())

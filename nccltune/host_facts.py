@@ -1,0 +1,183 @@
+"""This host as a launch meets it: its GPUs in its order, and the NCCL that its server would load.
+
+torch is not imported, and the server's interpreter is not started where its folders tell enough.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from nccltune.errors import UsageProblem
+from nccltune.server_python import installed, package_dirs
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from nccltune.fingerprint import Fingerprint
+    from nccltune.hardware import Gpu, Hardware
+
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+LIBRARY_VARIABLE = "SGLANG_NCCL_SO_PATH"
+LIBRARY_NAME = "libnccl.so.2"
+_WHEEL_LIBRARY = Path("nvidia", "nccl", "lib", LIBRARY_NAME)
+_TORCH_LIBRARY = Path("torch", "lib", LIBRARY_NAME)
+_WHEEL = r"nvidia[_.-]nccl[_.-]cu\d+"
+_VERSION_IN_NAME = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)")
+_LOAD_TIMEOUT_S = 10.0
+_LOAD = """
+import ctypes, sys
+number = ctypes.c_int()
+code = ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(number))
+print(number.value if code == 0 else "")
+"""
+
+
+class HostFacts(NamedTuple):
+    """What a decision needs to know of a host.
+
+    Attributes:
+        fingerprint: of every GPU that the launch sees.
+        gpu_architecture: ``sm90``, of the first of them; None where the driver does not say.
+    """
+
+    fingerprint: Fingerprint
+    gpu_architecture: str | None
+
+
+def read_here(
+    python: str | None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    nvml: ModuleType | None = None,
+) -> Fingerprint:
+    """Read the fingerprint of this host for servers of one interpreter.
+
+    Args:
+        python: the server's interpreter; None where it is not known, and then its NCCL is not.
+        environ: of the launch; this process's if None.
+        nvml: stands in for ``pynvml`` in tests.
+
+    Raises:
+        HostError: NVML cannot be used, there is no GPU, or MIG is on.
+        UsageProblem: ``CUDA_VISIBLE_DEVICES`` names no GPU of this host.
+    """
+    return read_host(python, environ, nvml=nvml).fingerprint
+
+
+def read_host(
+    python: str | None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    nvml: ModuleType | None = None,
+) -> HostFacts:
+    """Read what a decision needs to know of this host; arguments and errors as ``read_here``."""
+    variables = os.environ if environ is None else environ
+    facts = read_visible(variables, nvml=nvml)
+    return with_nccl(facts, nccl_version(python, variables))
+
+
+def read_visible(environ: Mapping[str, str], *, nvml: ModuleType | None = None) -> HostFacts:
+    """Read the GPUs alone, and no NCCL; arguments and errors as ``read_here``."""
+    # Loaded here, for who is told of the GPUs by another process needs no NVML.
+    from nccltune.hardware import read_gpus
+
+    hardware = read_gpus(nvml)
+    gpus = _visible(hardware, environ.get(VISIBLE_VARIABLE))
+    return HostFacts(
+        fingerprint=hardware.fingerprint(gpus, nccl_version=None),
+        gpu_architecture=gpus[0].compute_capability,
+    )
+
+
+def with_nccl(facts: HostFacts, version: str | None) -> HostFacts:
+    """Return the facts for servers that load this NCCL."""
+    return facts._replace(fingerprint=replace(facts.fingerprint, nccl_version=version))
+
+
+def nccl_version(python: str | None, environ: Mapping[str, str]) -> str | None:
+    """Return the version of the NCCL that decodes in a server; None where that cannot be told.
+
+    In SGLang's order: the library of ``SGLANG_NCCL_SO_PATH``, which captured graphs use, else
+    torch's: from its wheel, from torch's own folder, or from the system.
+    """
+    if chosen := environ.get(LIBRARY_VARIABLE):
+        return _library_version(Path(chosen), (), environ)
+    if python is None:
+        return None
+    folders = package_dirs(python, environ)
+    for name in (_WHEEL_LIBRARY, _TORCH_LIBRARY):
+        for folder in folders:
+            if (folder / name).is_file():
+                return _library_version(folder / name, (folder,), environ)
+    if not any((folder / "torch").is_dir() for folder in folders):
+        return None
+    return _loaded_version(LIBRARY_NAME, environ)
+
+
+def _visible(hardware: Hardware, visible: str | None) -> tuple[Gpu, ...]:
+    # Loaded here, as above.
+    from nccltune.gpu_choice import choose_gpus
+
+    try:
+        return choose_gpus(hardware, visible, None, is_shared=False)
+    except UsageProblem as problem:
+        if problem.code != "too_few_gpus":
+            raise
+        return choose_gpus(hardware, visible, None, is_shared=True)[:1]
+
+
+def _library_version(path: Path, folders: Sequence[Path], environ: Mapping[str, str]) -> str | None:
+    """Return the version of one library file, by the cheapest source that cannot be wrong."""
+    if match := _VERSION_IN_NAME.fullmatch(path.resolve().name):
+        return match[1]
+    return _wheel_version(path, folders) or _loaded_version(str(path), environ)
+
+
+def _wheel_version(path: Path, folders: Sequence[Path]) -> str | None:
+    """Return what the wheel's metadata says, if the file is the very one that the wheel brought.
+
+    Two wheels, or a library that was copied over, make metadata lie about what is loaded.
+    """
+    found = list(installed(folders, _WHEEL))
+    if len(found) != 1:
+        return None
+    metadata, version = found[0]
+    try:
+        size = path.stat().st_size
+        record = (metadata / "RECORD").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    is_same = any(
+        line.startswith(f"{_WHEEL_LIBRARY},") and line.rstrip().endswith(f",{size}")
+        for line in record.splitlines()
+    )
+    return version if is_same else None
+
+
+def _loaded_version(library: str, environ: Mapping[str, str]) -> str | None:
+    """Load a library in a process of its own and ask it: it may be broken, and it stays loaded."""
+    # Loaded here, for it is hardly ever needed and a launch waits for it.
+    import subprocess
+
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _LOAD, library],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LOAD_TIMEOUT_S,
+            check=True,
+        )
+        number = int(answer.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    if number < 10000:  # up to 2.8
+        return f"{number // 1000}.{number // 100 % 10}.{number % 100}"
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

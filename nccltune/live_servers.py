@@ -1,0 +1,266 @@
+"""What became of the active profile in every running SGLang server, rank by rank.
+
+Changes nothing, and judges the ranks' own environment, whatever the environment of the caller is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nccltune.drift import (
+    Expectation,
+    KeyReport,
+    KeyState,
+    SglangWrite,
+    Verdict,
+    compare_rank,
+    judge,
+)
+from nccltune.envvars import CATALOGUE, canonical
+from nccltune.marker import settings_digest
+from nccltune.procfs import PROC_ROOT
+from nccltune.resolver import Decision, resolve
+from nccltune.server_facts import (
+    ServerFacts,
+    conf_entries,
+    read_facts,
+    read_started_at,
+    read_uid,
+    redacted,
+)
+from nccltune.sglang.defaults import EnvironmentWrite, writes_for
+from nccltune.store import Launches, Policy
+
+if TYPE_CHECKING:
+    from nccltune.host_facts import HostFacts
+    from nccltune.procfs import Rank, Server
+    from nccltune.sglang.allreduce_path import PathVerdict
+    from nccltune.sglang.command import LaunchCommand
+    from nccltune.shapes import ModelShape
+    from nccltune.store import ActiveState, LaunchRecord
+
+HostReader = Callable[[str | None, Mapping[str, str]], "tuple[HostFacts | None, str]"]
+"""From a server's interpreter and environment to the host as it sees it, or why that is unknown."""
+
+_ROUTE_WORDS = {
+    "run": "nccltune run",
+    "launch": "nccltune launch",
+    "hook": "the hook in SGLang",
+}
+
+ShapeReader = Callable[["LaunchCommand"], "ModelShape | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """One rank: its variables, and why they cannot be read where they cannot."""
+
+    pid: int
+    name: str
+    keys: tuple[KeyReport, ...]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReport:
+    """One server against the active profile.
+
+    Attributes:
+        uid: whose it is; None where it has just ended.
+        command: without values that look like secrets; empty where its process is gone.
+        started_at: ISO 8601, UTC.
+        route: ``run``, ``launch`` or ``hook``; empty where none of ours is on record.
+        started_under: name or digest of the profile that it was started under; empty for none.
+        expected: name of the profile that it should have; None where it should have none.
+        reason: why it should have it or not, and what is wrong, in one line.
+        path: what carries the verify all-reduces; None where that was not looked into.
+        fix: what to do; empty where there is nothing to do.
+    """
+
+    pid: int
+    uid: int | None
+    command: tuple[str, ...]
+    started_at: str
+    verdict: Verdict
+    ranks: tuple[RankReport, ...]
+    route: str = ""
+    started_under: str = ""
+    expected: str | None = None
+    reason: str = ""
+    path: PathVerdict | None = None
+    warnings: tuple[str, ...] = ()
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all servers of a host are judged by.
+
+    Attributes:
+        records: launches, the newest last.
+        read_host: asked once a server that may get the profile.
+        read_shape: the model of a launch, None where it is not known.
+        proc_root: where procfs is mounted.
+    """
+
+    active: ActiveState
+    policy: Policy
+    records: Sequence[LaunchRecord]
+    read_host: HostReader
+    read_shape: ShapeReader
+    proc_root: Path = PROC_ROOT
+
+    @property
+    def digest(self) -> str | None:
+        """Of the active profile."""
+        profile = self.active.profile
+        return None if profile is None else settings_digest(profile.settings)
+
+
+def report_servers(servers: Iterable[Server], context: Context) -> tuple[ServerReport, ...]:
+    """Judge every server."""
+    return tuple(report_server(server, context) for server in servers)
+
+
+def report_server(server: Server, context: Context) -> ServerReport:
+    """Judge one server."""
+    facts = read_facts(server, context.records, context.proc_root)
+    decision = _decide(facts, context)
+    expectation = _expectation(facts, decision, context)
+    ranks = tuple(_report_rank(facts, rank, expectation) for rank in server.ranks)
+    is_bypassed = decision.path is not None and decision.path.is_nccl is False
+    report = ServerReport(
+        pid=server.pid,
+        uid=read_uid(server.pid, context.proc_root),
+        command=redacted(server.root.argv) if server.root is not None else (),
+        started_at=read_started_at(server.root or server.ranks[0].process),
+        verdict=judge([rank.keys for rank in ranks], is_bypassed=is_bypassed),
+        ranks=ranks,
+        route=facts.record.route if facts.record else "",
+        started_under=_started_under(facts, context),
+        expected=decision.profile_name,
+        reason=decision.reason,
+        path=decision.path,
+        warnings=decision.warnings,
+    )
+    return _explained(report, facts, context)
+
+
+def _decide(facts: ServerFacts, context: Context) -> Decision:
+    """Ask the resolver what this launch should have; what was decided at its start stays so."""
+    if not facts.argv:
+        is_gone = facts.server.root is None
+        what = "its launching process is gone" if is_gone else "another program started its ranks"
+        return Decision(f"{what}, so that its launch command is not known")
+    is_decided = facts.marker is not None and facts.marker.digest == context.digest
+    host, host_problem = context.read_host(facts.python, facts.environ)
+    return resolve(
+        argv=facts.argv,
+        environ=facts.launch_environ or {},
+        active=context.active,
+        here=None if host is None else host.fingerprint,
+        policy=Policy(Launches.ALL) if is_decided else context.policy,
+        sglang_version=facts.version,
+        is_any_host=is_decided,
+        host_problem=host_problem,
+        gpu_architecture=None if host is None else host.gpu_architecture,
+        shape=None if facts.command is None else context.read_shape(facts.command),
+    )
+
+
+def _expectation(facts: ServerFacts, decision: Decision, context: Context) -> Expectation | None:
+    """Turn a decision into what the ranks should have; None where they should have nothing."""
+    profile = context.active.profile
+    if decision.profile_name is None or decision.digest is None or profile is None:
+        return None
+    kept = ", ".join(f"{name}={value}" for name, value in decision.kept_from_operator.items())
+    writes: list[EnvironmentWrite] = []
+    if facts.command is not None:
+        writes = writes_for(facts.command, facts.version, facts.launch_environ)
+    return Expectation(
+        settings=profile.settings,
+        profile_name=profile.name,
+        digest=decision.digest,
+        route=_ROUTE_WORDS.get(facts.record.route, "") if facts.record else "",
+        launch_environ=facts.launch_environ,
+        withheld={
+            key: f"left to the operator, who has set {kept or 'what it does not fit'}"
+            for key in profile.settings
+            if key not in decision.applied
+        },
+        forced={
+            key: SglangWrite(write.variable, write.value, write.reason)
+            for write in writes
+            for key, value in profile.settings.items()
+            if write.is_forced and _is_same_number(key, value, write)
+        },
+        defaults={write.variable: write.value for write in writes if not write.is_forced},
+    )
+
+
+def _is_same_number(key: str, value: str, write: EnvironmentWrite) -> bool:
+    """Whether a setting and a write feed one number of NCCL, under an older and a newer name."""
+    if key == write.variable:
+        return True
+    if write.variable not in CATALOGUE:
+        return False
+    ours, theirs = canonical({key: value}), canonical({write.variable: write.value})
+    return bool(ours.keys() & theirs.keys())
+
+
+def _report_rank(facts: ServerFacts, rank: Rank, expectation: Expectation | None) -> RankReport:
+    pid = rank.process.pid
+    reading = facts.environs[pid]
+    keys: tuple[KeyReport, ...] = ()
+    if expectation is not None:
+        conf = conf_entries(facts, pid)
+        keys = compare_rank(
+            replace(expectation, conf=conf), reading.values, facts.markers.get(pid), reading.problem
+        )
+    return RankReport(pid, rank.name, keys, reading.problem)
+
+
+def _started_under(facts: ServerFacts, context: Context) -> str:
+    """Name the profile that a server was started under."""
+    marker, record, profile = facts.marker, facts.record, context.active.profile
+    if record is not None and record.digest is not None:
+        return record.profile_name or record.digest
+    if marker is None:
+        return ""
+    if marker.digest == context.digest and profile is not None:
+        return profile.name
+    return marker.digest
+
+
+def _explained(report: ServerReport, facts: ServerFacts, context: Context) -> ServerReport:
+    """Put what is wrong, and what to do, beside the facts."""
+    causes = [cause for cause in _causes(report, facts, context) if cause]
+    fixes = {
+        Verdict.NOT_IN_EFFECT: "restart it with: nccltune run -- CMD",
+        Verdict.UNREADABLE: "set SPT_NOENV=1 at its start, as nccltune run does, or ask as root",
+        Verdict.BYPASSED: report.path.fix if report.path else "",
+    }
+    expected = f"profile {report.expected} is expected" if report.expected else report.reason
+    reason = "; ".join([expected, *causes])
+    return replace(report, reason=reason, fix=fixes.get(report.verdict, ""))
+
+
+def _causes(report: ServerReport, facts: ServerFacts, context: Context) -> Iterator[str]:
+    marker = facts.marker
+    if marker is not None and marker.digest != context.digest:
+        another = "" if context.digest is None else "another profile, "
+        yield f"it was started under {another}{report.started_under}"
+    if report.verdict is Verdict.BYPASSED and report.path is not None:
+        yield f"NCCL does not carry its verify pass, and nothing is claimed: {report.path.reason}"
+    if report.verdict is not Verdict.NOT_IN_EFFECT:
+        return
+    if context.active.activated_at and report.started_at < context.active.activated_at:
+        yield "it was started before the profile was activated"
+    elif marker is None and not facts.record:
+        yield "no route of nccltune took part in its start"
+    lost = {key.key for rank in report.ranks for key in rank.keys if key.state is KeyState.LOST}
+    if marker is not None and marker.digest == context.digest and lost:
+        yield f"set at its start and gone in its ranks: {', '.join(sorted(lost))}"

@@ -1,0 +1,172 @@
+"""The interpreter that runs a server, and what is installed there, told without running it.
+
+It is often not the one that runs this tool. Starting it costs more than a launch should wait, and
+importing torch there costs seconds; the folders that it looks into tell enough.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+
+from nccltune.errors import UsageProblem
+from nccltune.sglang.argv import split_launch
+
+_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
+_SCRIPT_HEAD_BYTES = 1024
+_ASK_TIMEOUT_S = 5.0
+_ASK = "import sys; print('\\n'.join(sys.path))"
+
+
+def find_python(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """Return the interpreter that a launch runs SGLang in; None where that cannot be told.
+
+    Args:
+        argv: the launch command as typed, wrappers included.
+        environ: of the launch, for its ``PATH``.
+    """
+    try:
+        start, _tokens = split_launch(tuple(argv))
+    except UsageProblem:
+        return None
+    for word in reversed(argv[:start]):
+        if _PYTHON.fullmatch(PurePath(word).name):
+            return find_program(word, environ)
+    if PurePath(argv[start]).name != "sglang":
+        return None
+    script = find_program(argv[start], environ)
+    return None if script is None else _interpreter_of(Path(script), environ)
+
+
+def find_program(name: str, environ: Mapping[str, str]) -> str | None:
+    """Return the file that a command's first word stands for; None where there is none."""
+    if "/" in name:
+        return name if Path(name).is_file() else None
+    for folder in environ.get("PATH", os.defpath).split(os.pathsep):
+        path = Path(folder or ".", name)
+        if path.is_file() and os.access(path, os.X_OK):
+            return str(path)
+    return None
+
+
+def package_dirs(python: str, environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return the folders that an interpreter looks into for packages, in its order.
+
+    Args:
+        python: the interpreter, unresolved: a link in a virtual environment means that one.
+        environ: of the launch, for ``PYTHONPATH`` and ``HOME``.
+    """
+    found = [folder for folder in _likely_dirs(Path(python), environ) if folder.is_dir()]
+    if not any(_has_server(folder) for folder in found):
+        found = [folder for folder in _ask(python, environ) if folder.is_dir()] or found
+    return tuple(dict.fromkeys(found))
+
+
+def installed_version(folders: Sequence[Path], name: str) -> str | None:
+    """Return the version of a distribution, by the first folder that has it; None for none."""
+    return next((version for _, version in installed(folders, re.escape(name))), None)
+
+
+def installed(folders: Sequence[Path], pattern: str) -> Iterator[tuple[Path, str]]:
+    """Yield the metadata folder and version of every distribution of a name.
+
+    Args:
+        folders: where to look.
+        pattern: of the name, with underscores.
+    """
+    fits = re.compile(rf"(?:{pattern})-([^-]+)\.dist-info", re.IGNORECASE)
+    for folder in folders:
+        try:
+            entries = os.listdir(folder)  # noqa: PTH208 - names are all that is needed
+        except OSError:
+            continue
+        for entry in sorted(entries):
+            if match := fits.fullmatch(entry):
+                yield folder / entry, match[1]
+
+
+def _interpreter_of(script: Path, environ: Mapping[str, str]) -> str | None:
+    """Read an installed script's first lines, the forms that pip and uv write."""
+    try:
+        with script.open("rb") as file:
+            head = file.read(_SCRIPT_HEAD_BYTES).decode(errors="replace")
+    except OSError:
+        return None
+    lines = [*head.split("\n"), "", ""]
+    if not lines[0].startswith("#!"):
+        return None
+    words = lines[0][2:].split()
+    if words and PurePath(words[0]).name == "env":
+        names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+        return find_program(names[0], environ) if names else None
+    if words and PurePath(words[0]).name == "sh" and lines[1].startswith("'''exec'"):
+        # A path with blanks, or longer than the kernel takes: the shell starts the interpreter.
+        try:
+            words = shlex.split(lines[1].removeprefix("'''exec'"))
+        except ValueError:
+            return None
+    is_python = bool(words) and _PYTHON.fullmatch(PurePath(words[0]).name)
+    return words[0] if is_python else None
+
+
+def _likely_dirs(python: Path, environ: Mapping[str, str]) -> Iterator[Path]:
+    """Yield where packages are by convention: the search path, the user's, the prefix's."""
+    for folder in environ.get("PYTHONPATH", "").split(os.pathsep):
+        if folder:
+            yield Path(folder)
+    prefix = python.absolute().parent.parent
+    binary = python.resolve()
+    match = _PYTHON.fullmatch(binary.name)
+    version = match[1] if match and match[2] else "3.*"
+    venv = _venv_settings(prefix)
+    if venv is not None:
+        yield from _site_dirs(prefix, version)
+        if venv.get("include-system-site-packages") != "true":
+            return
+    elif home := environ.get("HOME"):
+        yield from _site_dirs(Path(home, ".local"), version)
+    base = binary.parent.parent
+    yield from _site_dirs(base, version)
+    yield from sorted(Path(base, "local/lib").glob(f"python{version}/dist-packages"))
+    yield base / "lib/python3/dist-packages"
+
+
+def _site_dirs(prefix: Path, version: str) -> Iterator[Path]:
+    for lib in ("lib", "lib64"):
+        yield from sorted((prefix / lib).glob(f"python{version}/site-packages"))
+
+
+def _venv_settings(prefix: Path) -> dict[str, str] | None:
+    try:
+        text = (prefix / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {name.strip().lower(): value.strip().lower() for name, _, value in pairs}
+
+
+def _has_server(folder: Path) -> bool:
+    return any((folder / name).is_dir() for name in ("torch", "sglang", "nvidia/nccl"))
+
+
+def _ask(python: str, environ: Mapping[str, str]) -> list[Path]:
+    """Start the interpreter after all: a shim, a wheel house, a path hook."""
+    # Loaded here, for it is hardly ever needed and a launch waits for it.
+    import subprocess
+
+    try:
+        answer = subprocess.run(
+            [python, "-c", _ASK],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ASK_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return []
+    return [Path(line) for line in answer.stdout.splitlines() if line.startswith("/")]

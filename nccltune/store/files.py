@@ -1,0 +1,148 @@
+"""Profiles on disk: those shipped with the package, those of the state folder, and single files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from nccltune.errors import FileError, NccltuneError, UsageProblem
+from nccltune.paths import shipped_profiles_dir, state_dir
+from nccltune.profile import Profile, check_name, parse_profile
+from nccltune.store.reading import read_text, unreadable
+
+SUFFIX = ".json"
+
+
+class Where(StrEnum):
+    """Which of the places a profile was found in."""
+
+    STATE = "state"
+    SHIPPED = "shipped"
+    FILE = "file"
+
+
+class Found(NamedTuple):
+    """A profile with the file that it came from."""
+
+    profile: Profile
+    path: Path
+    where: Where
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One profile of a listing.
+
+    ``profile`` is None where the file is broken, and ``problem`` says how.
+    """
+
+    name: str
+    path: Path
+    where: Where
+    profile: Profile | None
+    problem: str = ""
+
+
+def profiles_dir(folder: Path | None = None) -> Path:
+    """Return the folder of the profiles that were found or imported on this host.
+
+    Args:
+        folder: the state folder; this user's if None.
+    """
+    return (state_dir() if folder is None else folder) / "profiles"
+
+
+def find_profile(name_or_file: str) -> Found:
+    """Find a profile by name (state folder first, then shipped), or read the file named.
+
+    Whatever ends in ``.json`` is a file; everything else is a name, so that a name never walks the
+    tree.
+
+    Raises:
+        UsageProblem: neither a name nor a file, or no profile of that name.
+        FileError: the file cannot be used.
+    """
+    if name_or_file.endswith(SUFFIX):
+        path = Path(name_or_file)
+        return Found(load_profile(path), path, Where.FILE)
+    if "/" in name_or_file:
+        raise UsageProblem(
+            f"{name_or_file!r} is neither a profile name, which has no slash, nor a file, which "
+            "ends in .json",
+            code="bad_name",
+        )
+    check_name(name_or_file)
+    for folder, where in _folders():
+        path = folder / f"{name_or_file}{SUFFIX}"
+        if is_there(path):
+            return Found(load_named(path, where), path, where)
+    known = ", ".join(sorted({listed.name for listed in list_profiles()})) or "none"
+    raise UsageProblem(
+        f"no profile named {name_or_file!r}; there are: {known} (a file has to end in .json)",
+        code="no_such_profile",
+    )
+
+
+def list_profiles() -> tuple[Listed, ...]:
+    """List every profile by name, those of the state folder before shipped ones of that name.
+
+    A broken file is listed with its problem, so that one bad file hides no other.
+    """
+    found: list[Listed] = []
+    for folder, where in _folders():
+        for path in folder.glob(f"*{SUFFIX}"):
+            if path.name.startswith("."):
+                continue
+            try:
+                found.append(Listed(path.stem, path, where, load_named(path, where)))
+            except NccltuneError as error:
+                found.append(Listed(path.stem, path, where, None, str(error)))
+    return tuple(sorted(found, key=lambda listed: (listed.name, listed.where is Where.SHIPPED)))
+
+
+def load_profile(path: Path, *, check_owner: bool = True) -> Profile:
+    """Read one profile file.
+
+    Raises:
+        FileError: it is missing, unreadable, no regular file, far too large, not UTF-8, not a
+            profile, or, for root, in other hands (see ``check_ownership``).
+    """
+    return parse_profile(read_text(path, check_owner=check_owner), path)
+
+
+def load_named(path: Path, where: Where) -> Profile:
+    """Read a file of one of our folders, whose name has to be the profile's.
+
+    Shipped files belong to whoever installed this code, which root is running already.
+    """
+    profile = load_profile(path, check_owner=where is not Where.SHIPPED)
+    if profile.name != path.stem:
+        reason = f"holds the profile {profile.name!r}; rename the file or the profile"
+        raise FileError(path, reason, code="name_mismatch")
+    return profile
+
+
+def is_shipped(name: str) -> bool:
+    """Tell whether a shipped profile has this name."""
+    return is_there(shipped_profiles_dir() / f"{name}{SUFFIX}")
+
+
+def is_there(path: Path) -> bool:
+    """Tell whether the name is taken, by a dangling link too.
+
+    Raises:
+        FileError: a folder on the way may not be looked into.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise unreadable(path, error) from None
+    return True
+
+
+def _folders() -> tuple[tuple[Path, Where], ...]:
+    return ((profiles_dir(), Where.STATE), (shipped_profiles_dir(), Where.SHIPPED))

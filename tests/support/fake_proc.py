@@ -1,0 +1,98 @@
+"""A procfs of made-up processes: folders and files as the kernel lays them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+BOOT_ID = "11111111-2222-3333-4444-555555555555"
+TICKS = 5000
+
+
+class FakeProc:
+    """Processes come and go with ``add`` and ``remove``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "proc"
+        kernel = self.root / "sys/kernel/random"
+        kernel.mkdir(parents=True)
+        (kernel / "boot_id").write_text(f"{BOOT_ID}\n", encoding="ascii")
+        (self.root / "uptime").write_text("1.0 1.0\n", encoding="ascii")
+
+    def add(
+        self,
+        pid: int,
+        argv: Sequence[str],
+        *,
+        parent: int = 1,
+        ticks: int = TICKS,
+        environ: Mapping[str, str] | None = None,
+        state: str = "S",
+        name: str = "python3",
+        session: int = 0,
+        numbers: Sequence[int] = (),
+    ) -> None:
+        """Add a process, or replace it as ``exec`` does."""
+        folder = self.root / str(pid)
+        folder.mkdir(exist_ok=True)
+        fields = [state, parent, pid, session or pid, *([0] * 15), ticks, *([0] * 30)]
+        stat = f"{pid} ({name}) {' '.join(map(str, fields))}\n"
+        (folder / "stat").write_text(stat, encoding="utf-8")
+        (folder / "cmdline").write_bytes(_block(argv))
+        entries = [f"{key}={value}" for key, value in (environ or {}).items()]
+        (folder / "environ").write_bytes(_block(entries))
+        inside = "\t".join(map(str, (pid, *numbers)))
+        (folder / "status").write_text(f"Name:\t{name}\nNSpid:\t{inside}\n", encoding="utf-8")
+
+    def add_rank(
+        self,
+        pid: int,
+        name: str,
+        *,
+        parent: int,
+        environ: Mapping[str, str] | None = None,
+        session: int = 0,
+        ticks: int = TICKS,
+    ) -> None:
+        """Add a rank with its title; without an environment it is wiped."""
+        title = f"sglang::scheduler_{name}" if name else "sglang::scheduler"
+        self.add(pid, [title], parent=parent, environ=environ, session=session, ticks=ticks)
+        (self.root / str(pid) / "cmdline").write_bytes(title.encode() + b"\0" * 200)
+        if environ is None:
+            (self.root / str(pid) / "environ").write_bytes(b"\0" * 500)
+
+    def listen(self, pid: int, port: int, *, inode: int = 4711, is_own: bool = True) -> None:
+        """Let somebody listen on a port, as the process's network namespace shows it."""
+        folder = self.root / str(pid)
+        (folder / "net").mkdir(exist_ok=True)
+        head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
+        line = (
+            f"   0: 0100007F:{port:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000"
+            f"     0        0 {inode} 1 0000000000000000 100 0 0 10 0\n"
+        )
+        (folder / "net/tcp").write_text(head + line, encoding="ascii")
+        (folder / "fd").mkdir(exist_ok=True)
+        if is_own:
+            (folder / "fd" / "7").symlink_to(f"socket:[{inode}]")
+
+    def write_to(self, pid: int, path: Path, *, flags: int = 0o100001) -> None:
+        """Let a process write its output to a file."""
+        folder = self.root / str(pid)
+        for name in ("fd", "fdinfo"):
+            (folder / name).mkdir(exist_ok=True)
+        for number in ("1", "2"):
+            (folder / "fd" / number).symlink_to(path)
+            text = f"pos:\t0\nflags:\t{flags:o}\n"
+            (folder / "fdinfo" / number).write_text(text, encoding="ascii")
+
+    def remove(self, *pids: int) -> None:
+        """End processes."""
+        for pid in pids:
+            folder = self.root / str(pid)
+            for path in sorted(folder.rglob("*"), reverse=True):
+                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+            folder.rmdir()
+
+
+def _block(words: Sequence[str]) -> bytes:
+    return b"".join(word.encode("utf-8", "surrogateescape") + b"\0" for word in words)

@@ -1,0 +1,1 @@
+"""What a server of the stand-in is made of."""

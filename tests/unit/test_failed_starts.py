@@ -1,0 +1,239 @@
+"""Which failed starts count against a profile, and what a log says of an end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nccltune.failed_starts import Ending, Start, failures_against, read_log
+
+PROFILE, OTHER = "a" * 16, "b" * 16
+LOGS = Path(__file__).resolve().parents[1] / "data/sglang-logs"
+
+
+def starts(*endings: tuple[Ending, str | None] | Ending, command: str = "c1") -> list[Start]:
+    """Return starts of one command, one a minute, under the profile unless said otherwise."""
+    found = []
+    for idx, each in enumerate(endings):
+        ending, digest = each if isinstance(each, tuple) else (each, PROFILE)
+        found.append(
+            Start(
+                boot_id="boot",
+                pid=100 + idx,
+                started_ticks=1,
+                launched_at=f"2026-11-29T12:{idx:02}:00.000+00:00",
+                command_digest=command,
+                profile_name="mine" if digest else None,
+                digest=digest,
+                ending=ending,
+            )
+        )
+    return found
+
+
+def count(found: list[Start], *, activated_at: str = "") -> int:
+    return len(failures_against(found, PROFILE, activated_at=activated_at))
+
+
+def test_three_starts_that_die_in_nccl_count() -> None:
+    assert count(starts(Ending.NCCL, Ending.NCCL, Ending.NCCL)) == 3
+
+
+@pytest.mark.parametrize(
+    "ending", [Ending.PORT, Ending.MEMORY, Ending.STOPPED, Ending.USAGE, Ending.READY]
+)
+def test_three_starts_that_end_otherwise_do_not_count(ending: Ending) -> None:
+    bare_success = (Ending.READY, None)
+
+    assert count(starts(bare_success, ending, ending, ending)) == 0
+
+
+@pytest.mark.parametrize("bare", [Ending.NCCL, Ending.FAILED, Ending.UNKNOWN])
+def test_deaths_in_nccl_of_a_command_that_dies_without_the_profile_too_do_not_count(
+    bare: Ending,
+) -> None:
+    assert count(starts((bare, None), Ending.NCCL, Ending.NCCL, Ending.NCCL)) == 0
+    assert count(starts(Ending.NCCL, Ending.NCCL, Ending.NCCL, (bare, None))) == 0
+
+
+@pytest.mark.parametrize("bare", [Ending.PORT, Ending.MEMORY, Ending.STOPPED, Ending.USAGE])
+def test_deaths_without_the_profile_that_tell_nothing_excuse_nothing(bare: Ending) -> None:
+    assert count(starts((bare, None), Ending.NCCL, Ending.NCCL)) == 2
+
+
+def test_deaths_of_another_command_without_the_profile_excuse_nothing() -> None:
+    other = starts((Ending.NCCL, None), command="c2")
+
+    assert count([*other, *starts(Ending.NCCL, Ending.NCCL)]) == 2
+
+
+@pytest.mark.parametrize("ending", [Ending.FAILED, Ending.UNKNOWN])
+def test_unclear_deaths_count_only_where_the_command_starts_without_the_profile(
+    ending: Ending,
+) -> None:
+    under = starts(ending, ending, ending)
+
+    assert count(under) == 0
+    assert count([*starts((Ending.READY, None)), *[replace(s, pid=s.pid + 50) for s in under]]) == 3
+    assert count([*under, *[replace(s, pid=9) for s in starts((Ending.READY, None))]]) == 3
+
+
+def test_the_last_start_without_the_profile_decides() -> None:
+    assert count(starts((Ending.READY, None), (Ending.FAILED, None), Ending.FAILED)) == 0
+    assert count(starts((Ending.FAILED, None), (Ending.READY, None), Ending.FAILED)) == 1
+
+
+def test_a_start_that_came_up_clears_what_was_before_it() -> None:
+    assert count(starts(Ending.NCCL, Ending.NCCL, Ending.READY, Ending.NCCL)) == 1
+
+
+def test_a_start_of_another_command_that_came_up_clears_nothing() -> None:
+    up = [replace(start, pid=9) for start in starts(Ending.READY, command="c2")]
+
+    assert count([*starts(Ending.NCCL, Ending.NCCL), *up]) == 2
+
+
+def test_failures_of_different_commands_add_up() -> None:
+    other = [replace(start, pid=9) for start in starts(Ending.NCCL, command="c2")]
+
+    assert count([*starts(Ending.NCCL, Ending.NCCL), *other]) == 3
+
+
+def test_failures_under_another_profile_do_not_count() -> None:
+    assert count(starts((Ending.NCCL, OTHER), (Ending.NCCL, OTHER), (Ending.NCCL, OTHER))) == 0
+
+
+def test_failures_that_a_roll_back_was_decided_with_do_not_count_again() -> None:
+    spent = [replace(start, is_spent=True) for start in starts(Ending.NCCL, Ending.NCCL)]
+
+    assert count(spent) == 0
+
+
+def test_failures_before_the_profile_was_activated_again_do_not_count() -> None:
+    found = starts(Ending.NCCL, Ending.NCCL, Ending.NCCL)
+
+    assert count(found, activated_at="2026-11-29T12:01:30+00:00") == 1
+    assert count(found, activated_at="2026-11-29T12:01:00+00:00") == 2
+    assert count(found, activated_at="some day") == 3
+
+
+@pytest.mark.parametrize("name", ["tp1.log", "tp2.log"])
+def test_read_log_of_a_real_server_that_came_up_is_ready(name: str) -> None:
+    assert read_log((LOGS / name).read_text(encoding="utf-8")).ending is Ending.READY
+
+
+def test_read_log_of_a_real_server_before_its_warm_up_is_not_ready() -> None:
+    text = (LOGS / "tp2.log").read_text(encoding="utf-8").partition("The server is fired up")[0]
+
+    assert read_log(text).ending is Ending.UNKNOWN
+
+
+BEGIN = "[2026-11-29 13:41:40 TP0] Init torch distributed begin.\n"
+END = "[2026-11-29 13:41:41 TP0] Init torch distributed ends. elapsed=0.99 s, mem usage=0.97 GB\n"
+HEAD = "[2026-11-29 13:41:42 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
+DIED = (
+    "RuntimeError: Rank 1 scheduler died during initialization (exit code: {}). If exit code is "
+    "-9 (SIGKILL), a common cause is the OS OOM killer. Run `dmesg -T | grep -i oom` to check.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "ending"),
+    [
+        (f"{HEAD}RuntimeError: NCCL error: invalid usage\n", Ending.NCCL),
+        (
+            f"{HEAD}torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled "
+            "system error\n",
+            Ending.NCCL,
+        ),
+        (
+            "Error : no algorithm/protocol available for function AllReduce\n"
+            f"{HEAD}RuntimeError: NCCL error: invalid usage\n",
+            Ending.NCCL,
+        ),
+        (
+            f"{HEAD}torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94\n"
+            "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+            "Cuda failure 2 'out of memory'\n",
+            Ending.MEMORY,
+        ),
+        (f"{HEAD}torch.OutOfMemoryError: CUDA out of memory. Tried 1.00 GiB\n", Ending.MEMORY),
+        (DIED.format(-9), Ending.MEMORY),
+        (DIED.format(-8), Ending.NCCL),
+        (DIED.format(-11), Ending.FAILED),
+        (
+            "[2026-11-29 13:41:42] ERROR:    [Errno 98] error while attempting to bind on address "
+            "('127.0.0.1', 30000): address already in use\n",
+            Ending.PORT,
+        ),
+        (f"{BEGIN}", Ending.NCCL),
+        (f"{BEGIN}{END}", Ending.UNKNOWN),
+        (f"{BEGIN}{END}{BEGIN}{END}", Ending.UNKNOWN),
+        (
+            "Fatal Python error: Segmentation fault\n\nCurrent thread 0x01 (most recent call first)"
+            ':\n  File "sglang/srt/distributed/device_communicators/pynccl.py", line 100\n',
+            Ending.NCCL,
+        ),
+        (
+            'Fatal Python error: Segmentation fault\n  File "transformers/tokenizer.py", line 1\n',
+            Ending.FAILED,
+        ),
+        (f"{HEAD}ValueError: There is no safetensors file in /models\n", Ending.FAILED),
+        (
+            "[2026-11-29 13:41:42] SIGTERM received. signum=None frame=None. Draining requests\n"
+            f"{HEAD}RuntimeError: NCCL error: remote process exited\n",
+            Ending.STOPPED,
+        ),
+        (f"{BEGIN}Traceback (most recent call last):\nKeyboardInterrupt\n", Ending.STOPPED),
+        ("launch_server.py: error: unrecognized arguments: --foo\n", Ending.USAGE),
+        (
+            "nccltune: stalled in graph capture 3 of 23: no progress for 630 s "
+            "(--stall-timeout-s 630)\n",
+            Ending.NCCL,
+        ),
+        (
+            "nccltune: stalled in loading weights: no progress for 630 s\n",
+            Ending.UNKNOWN,
+        ),
+        ("nccltune: stopped by SIGTERM; the server ended (SIGKILL)\n", Ending.STOPPED),
+        ("", Ending.UNKNOWN),
+        ("Port 30000 is already in use, trying port 30001\n", Ending.UNKNOWN),
+    ],
+    ids=[
+        "pynccl",
+        "torch",
+        "no_algorithm",
+        "nccl_out_of_memory",
+        "torch_out_of_memory",
+        "rank_killed",
+        "divided_by_zero",
+        "segfault",
+        "port",
+        "hang_in_init",
+        "after_init",
+        "after_both_inits",
+        "crash_in_nccl",
+        "crash_elsewhere",
+        "no_weights",
+        "stopped",
+        "interrupted",
+        "usage",
+        "stall_in_capture",
+        "stall_in_weights",
+        "stopped_launch",
+        "nothing",
+        "port_moved",
+    ],
+)
+def test_read_log_names_the_end(text: str, ending: Ending) -> None:
+    assert read_log(text).ending is ending
+
+
+def test_read_log_keeps_the_telling_line_short_and_printable() -> None:
+    reading = read_log(f"{HEAD}RuntimeError: NCCL error: \x1b[31m{'x' * 5000}\n")
+
+    assert reading.detail.startswith("RuntimeError: NCCL error:")
+    assert reading.detail.isprintable()
+    assert len(reading.detail) <= 200

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccltune import inject
+from nccltune.envvars import CATALOGUE, Kind
+from nccltune.errors import HostError
+from nccltune.fingerprint import MatchKind
+from nccltune.host_facts import HostFacts, read_visible
+from nccltune.inject import Injection, apply, command_digest, decide
+from nccltune.marker import KEEP_ENVIRON, MARKER, OWN_NAMES, format_marker, settings_digest
+from nccltune.profile import Profile
+from nccltune.resolver import Decision
+from nccltune.store import Launches, activate, profiles_dir, read_active, save_candidate
+from tests.support.launch_host import SETTINGS, LaunchHost, make_host
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> LaunchHost:
+    """A host with an active profile that was made on it."""
+    host = make_host(tmp_path / "host")
+    save_candidate(host.profile())
+    activate("kimi", reason="manual")
+    return host
+
+
+def decide_on(
+    host: LaunchHost, environ: Mapping[str, str] | None = None, **changes: Any
+) -> Injection:
+    """Decide about the host's command, with its stand-in driver."""
+    argv = changes.pop("argv", host.command)
+    changes.setdefault("read_gpus", lambda seen: read_visible(seen, nvml=host.fake))
+    return decide(argv, host.environ() if environ is None else environ, **changes)
+
+
+def test_decide_applies_the_active_profile_of_the_store(host: LaunchHost) -> None:
+    decision, record = decide_on(host)
+
+    assert decision.applied == SETTINGS
+    assert decision.match is MatchKind.IDENTICAL
+    assert decision.warnings == ()
+    assert (record.profile_name, record.digest) == ("kimi", settings_digest(SETTINGS))
+    assert record.settings == SETTINGS
+    assert record.reason == decision.reason
+
+
+def test_decide_names_the_process_for_ever(host: LaunchHost) -> None:
+    record = decide_on(host, route="launch").record
+
+    assert (record.route, record.pid) == ("launch", os.getpid())
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    assert record.started_ticks == int(fields[19])
+    assert record.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert record.launched_at.endswith("+00:00")
+
+
+def test_decide_for_another_process_records_that(host: LaunchHost) -> None:
+    record = decide_on(host, pid=1, environ=host.environ(INVOCATION_ID="abc")).record
+
+    assert (record.pid, record.invocation_id) == (1, "abc")
+    assert decide_on(host, pid=2**30).record.started_ticks == 0
+
+
+def test_decide_takes_the_order_of_gpus_from_the_command(host: LaunchHost) -> None:
+    argv = ("env", "CUDA_VISIBLE_DEVICES=7,6,5,4,3,2,1,0", *host.command)
+
+    assert decide_on(host, argv=argv).decision.match is MatchKind.EQUIVALENT
+
+
+def test_decide_where_the_driver_is_absent_gives_nothing_and_says_so(host: LaunchHost) -> None:
+    def refuse(_environ: Mapping[str, str]) -> HostFacts:
+        raise HostError("no NVIDIA driver found", code="nvml_absent")
+
+    decision = decide_on(host, read_gpus=refuse).decision
+    assert "no NVIDIA driver found" in decision.reason
+    assert (decision.applied, decision.is_degraded) == ({}, True)
+
+    forced = decide_on(host, read_gpus=refuse, is_any_host=True).decision
+    assert forced.applied == SETTINGS
+
+
+def test_decide_never_asks_the_driver_for_a_command_that_gets_nothing(host: LaunchHost) -> None:
+    def refuse(_environ: Mapping[str, str]) -> HostFacts:
+        pytest.fail("the driver was asked")
+
+    assert not decide_on(host, argv=("echo",), read_gpus=refuse).decision.is_applied
+    argv = (*host.command, "--tp-size", "1")
+    assert not decide_on(host, argv=argv, read_gpus=refuse).decision.is_applied
+
+
+def test_decide_follows_the_policy_file_and_what_was_asked(host: LaunchHost) -> None:
+    argv = tuple("EAGLE" if word == "EAGLE3" else word for word in host.command)
+    policy = profiles_dir().parent / "policy.json"
+
+    assert not decide_on(host, argv=argv).decision.is_applied
+    policy.write_text('{"schema": "nccltune.policy/1", "launches": "speculative"}')
+    assert decide_on(host, argv=argv).decision.is_applied
+    assert not decide_on(host, argv=argv, launches=Launches.EAGLE3).decision.is_applied
+
+
+def test_decide_with_a_broken_policy_goes_on_without_it(host: LaunchHost) -> None:
+    (profiles_dir().parent / "policy.json").write_text("{")
+
+    decision = decide_on(host).decision
+
+    assert decision.applied == SETTINGS
+    assert "policy.json:1" in decision.warnings[0]
+
+
+def test_decide_without_a_state_folder_gives_nothing_and_says_so(host: LaunchHost) -> None:
+    decision = decide_on(host, environ=host.environ(NCCLTUNE_HOME="relative")).decision
+
+    assert "not an absolute path" in decision.reason
+    assert decision.is_degraded
+
+
+def test_decide_survives_a_fault_of_ours(host: LaunchHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object, **_options: object) -> Decision:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(inject, "resolve", fail)
+
+    decision, record = decide_on(host)
+
+    assert decision.reason == "this is a bug in nccltune: ZeroDivisionError: oops"
+    assert (decision.applied, decision.is_degraded) == ({}, True)
+    assert record.digest is None
+
+
+def test_decide_reads_sglangs_release_from_its_interpreter(host: LaunchHost) -> None:
+    argv = (*host.command, "--enable-deterministic-inference")
+    (host.site / "sglang-0.5.15.post1.dist-info").rename(host.site / "sglang-0.5.20.dist-info")
+
+    newer = decide_on(host, argv=argv).decision.overwritten_by_sglang
+
+    assert [name for name, _, _ in newer] == ["NCCL_ALGO"]
+
+
+def test_decide_survives_a_model_whose_config_is_not_known(
+    host: LaunchHost, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["Unheard"]}')
+    argv = tuple(str(tmp_path) if word == "/nowhere/model" else word for word in host.command)
+
+    assert decide_on(host, argv=argv).decision.is_applied
+
+
+def test_apply_adds_the_profile_and_two_names_of_our_own(host: LaunchHost) -> None:
+    before = {"PATH": "/bin", "HOME": "/root"}
+
+    after = apply(before, decide_on(host).decision)
+
+    assert after == {
+        **before,
+        **SETTINGS,
+        MARKER: format_marker(settings_digest(SETTINGS), SETTINGS),
+        KEEP_ENVIRON: "1",
+    }
+
+
+def test_apply_without_a_profile_changes_nothing() -> None:
+    before = {"PATH": "/bin", "NCCL_ALGO": "Ring"}
+
+    assert apply(before, Decision("none")) == before
+
+
+def test_apply_takes_an_earlier_marker_and_its_values_out() -> None:
+    before = {"NCCL_ALGO": "Ring", MARKER: format_marker("0" * 16, ["NCCL_ALGO"]), "A": "1"}
+
+    assert apply(before, Decision("none", removed=("NCCL_ALGO",))) == {"A": "1"}
+
+
+def test_apply_leaves_the_operators_word_about_titles_alone(host: LaunchHost) -> None:
+    after = apply({KEEP_ENVIRON: "yes"}, decide_on(host).decision)
+
+    assert after[KEEP_ENVIRON] == "yes"
+
+
+def test_nothing_but_the_catalogue_and_our_own_names_is_ever_set(host: LaunchHost) -> None:
+    hostile = dict.fromkeys(CATALOGUE, "1") | {"LD_PRELOAD": "/x.so", "PATH": "/x", "A=B": "c"}
+    path = profiles_dir() / "kimi.json"
+    profile = Profile("kimi", hostile, fingerprint=host.fingerprint().to_json())
+    before = host.environ()
+
+    # A broken profile is refused whole, and the resolver does not rely on that.
+    path.write_text(inject.__doc__ or "")
+    assert apply(before, decide_on(host).decision) == before
+    with pytest.MonkeyPatch.context() as patch:
+        state = read_active(profiles_dir().parent)
+        patch.setattr(
+            inject, "read_active", lambda _: replace(state, profile=profile, problem=None)
+        )
+        after = apply(before, decide_on(host).decision)
+
+    added = after.keys() - before.keys() - OWN_NAMES
+    assert added
+    assert all(CATALOGUE[name].kind is not Kind.FORBIDDEN for name in added)
+
+
+def test_command_digest_is_the_same_however_sglang_is_started() -> None:
+    flags = ("--model-path", "/m", "--tp", "8")
+    one = command_digest(("python3", "-m", "sglang.launch_server", *flags))
+
+    assert one == command_digest(("env", "A=1", "/opt/py", "-m", "sglang.launch_server", *flags))
+    assert one == command_digest(("sglang", "serve", "/m", "--tp", "8"))
+    assert one != command_digest(("sglang", "serve", "/m", "--tp", "4"))
+    assert command_digest(("echo", "a b")) != command_digest(("echo", "a", "b"))
+    assert command_digest(("\udcff",)) == command_digest(("\udcff",))

@@ -1,0 +1,226 @@
+"""Failed starts add up, over restarts of the service, and lead to one roll-back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nccltune.errors import FileError
+from nccltune.failed_starts import Ending, Start
+from nccltune.marker import settings_digest
+from nccltune.paths import state_dir
+from nccltune.profile import Profile
+from nccltune.store import activate, read_active, save_candidate
+from nccltuned.ledger import FILE_NAME, MAX_STARTS, Ledger
+
+GOOD, BAD, WORSE = ({"NCCL_ALGO": f"allreduce:{name}"} for name in ("ring", "tree", "ring,tree"))
+
+
+@pytest.fixture(autouse=True)
+def profiles() -> None:
+    for name, settings in (("good", GOOD), ("bad", BAD), ("worse", WORSE)):
+        save_candidate(Profile(name, settings))
+    activate("good", reason="manual")
+    activate("bad", reason="manual")
+
+
+def start(number: int, settings: dict[str, str] = BAD, ending: Ending = Ending.NCCL) -> Start:
+    return Start(
+        boot_id="boot",
+        pid=number,
+        started_ticks=1,
+        launched_at="2999-01-01T00:00:00+00:00",
+        command_digest="c",
+        profile_name="bad",
+        digest=settings_digest(settings),
+        ending=ending,
+        detail=f"NCCL error {number}",
+    )
+
+
+def ledger_with(*starts: Start) -> Ledger:
+    ledger = Ledger.load(state_dir())
+    for each in starts:
+        ledger.add(each)
+    return ledger
+
+
+def test_three_failures_roll_back_to_what_was_before() -> None:
+    ledger = ledger_with(start(1), start(2))
+    assert ledger.roll_back_if_due(read_active(), 3) is None
+    ledger.add(start(3))
+
+    done = ledger.roll_back_if_due(read_active(), 3)
+
+    assert done is not None
+    assert (done.profile_name, done.returned_to, done.failure_count) == ("bad", "good", 3)
+    assert done.ending == "nccl"
+    active = read_active()
+    assert (active.name, active.how, active.action) == ("good", "daemon", "rollback")
+
+
+def test_failures_add_up_over_restarts_of_the_service() -> None:
+    ledger_with(start(1))
+    ledger_with(start(2))
+
+    assert ledger_with(start(3)).roll_back_if_due(read_active(), 3) is not None
+
+
+def test_the_same_failures_never_roll_back_twice() -> None:
+    ledger = ledger_with(start(1), start(2), start(3))
+    ledger.roll_back_if_due(read_active(), 3)
+    activate("bad", reason="manual")
+
+    assert ledger.roll_back_if_due(read_active(), 3) is None
+    assert Ledger.load(state_dir()).roll_back_if_due(read_active(), 3) is None
+    assert read_active().name == "bad"
+
+
+def test_a_roll_back_that_was_not_written_down_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ledger = ledger_with(start(1), start(2), start(3))
+
+    def die(_ledger: Ledger) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_save", die)
+        with pytest.raises(KeyboardInterrupt):
+            ledger.roll_back_if_due(read_active(), 3)
+
+    assert Ledger.load(state_dir()).roll_back_if_due(read_active(), 3) is None
+    assert read_active().name == "good"
+
+
+def test_a_roll_back_never_returns_to_what_was_rolled_back_before() -> None:
+    ledger = ledger_with(start(1), start(2), start(3))
+    ledger.roll_back_if_due(read_active(), 3)
+    for number in (4, 5, 6):
+        ledger.add(start(number, GOOD))
+
+    done = ledger.roll_back_if_due(read_active(), 3)
+
+    assert done is not None
+    assert done.returned_to is None
+    assert read_active().name is None
+
+
+def test_a_roll_back_returns_to_what_has_served_since_it_was_rolled_back() -> None:
+    ledger = ledger_with(start(1), start(2), start(3))
+    ledger.roll_back_if_due(read_active(), 3)
+    activate("bad", reason="manual")
+    ledger.add(start(4, ending=Ending.READY))
+    activate("worse", reason="manual")
+    for number in (5, 6, 7):
+        ledger.add(start(number, WORSE))
+
+    done = ledger.roll_back_if_due(read_active(), 3)
+
+    assert done is not None
+    assert done.returned_to == "bad"
+
+
+def test_a_roll_back_never_returns_to_the_same_settings_under_another_name() -> None:
+    save_candidate(Profile("same", BAD))
+    activate("same", reason="manual")
+    ledger = ledger_with(start(1), start(2), start(3))
+
+    done = ledger.roll_back_if_due(read_active(), 3)
+
+    assert done is not None
+    assert done.returned_to is None
+
+
+def test_the_file_is_not_for_everybody_to_read() -> None:
+    ledger_with(start(1))
+
+    assert (state_dir() / FILE_NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_roll_back_whose_target_is_broken_leaves_none_active() -> None:
+    (state_dir() / "profiles/good.json").unlink()
+    ledger = ledger_with(start(1), start(2), start(3))
+
+    done = ledger.roll_back_if_due(read_active(), 3)
+
+    assert done is not None
+    assert done.returned_to is None
+
+
+def test_failures_under_a_profile_that_is_not_active_change_nothing() -> None:
+    ledger = ledger_with(*(start(number, WORSE) for number in (1, 2, 3)))
+
+    assert ledger.roll_back_if_due(read_active(), 3) is None
+
+
+def test_a_limit_of_none_never_rolls_back() -> None:
+    ledger = ledger_with(*map(start, range(9)))
+
+    assert ledger.roll_back_if_due(read_active(), 0) is None
+
+
+def test_the_same_start_is_kept_once_and_the_newest_word_counts() -> None:
+    ledger = ledger_with(start(1), start(1, ending=Ending.READY))
+
+    assert [each.ending for each in ledger.starts] == [Ending.READY]
+    assert ledger.has(("boot", 1, 1))
+    assert not ledger.has(("boot", 1, 2))
+
+
+def test_the_file_does_not_grow_without_end() -> None:
+    ledger = Ledger.load(state_dir())
+    ledger.starts = [start(number) for number in range(MAX_STARTS)]
+    ledger.add(start(9999))
+
+    kept = Ledger.load(state_dir()).starts
+
+    assert len(kept) == MAX_STARTS
+    assert kept[-1].pid == 9999
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"schema": "nccltune.starts/9", "starts": [], "rollbacks": []}',
+        b'{"schema": "nccltune.starts/1", "starts": [{"pid": 1}], "rollbacks": []}',
+        b'{"schema": "nccltune.starts/1", "starts": [7], "rollbacks": []}',
+        b'{"schema": "nccltune.starts/1"}',
+        b"\xff\xfe",
+    ],
+    ids=["empty", "torn", "list", "newer", "short", "number", "no_starts", "not_text"],
+)
+def test_a_broken_file_is_begun_anew(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    path = state_dir() / FILE_NAME
+    path.write_bytes(content)
+
+    ledger = Ledger.load(state_dir())
+
+    assert ledger.starts == []
+    assert FILE_NAME in caplog.text
+    ledger.add(start(1))
+    assert len(Ledger.load(state_dir()).starts) == 1
+
+
+def test_fields_of_a_later_version_are_left_alone() -> None:
+    ledger_with(start(1))
+    path = state_dir() / FILE_NAME
+    text = path.read_text(encoding="utf-8").replace('"pid": 1,', '"pid": 1, "more": 2,')
+    path.write_text(text, encoding="utf-8")
+
+    assert Ledger.load(state_dir()).starts == [start(1)]
+
+
+def test_a_folder_that_cannot_be_written_keeps_starts_in_memory(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("", encoding="utf-8")
+    ledger = Ledger(blocked)
+
+    with pytest.raises(FileError):
+        ledger.add(start(1))
+
+    assert ledger.has(("boot", 1, 1))

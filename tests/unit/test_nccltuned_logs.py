@@ -1,0 +1,157 @@
+"""What a starting server writes, read from outside."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import nccltuned.logs as logs
+from nccltuned.logs import is_invocation, is_journal, open_logs, read_journal
+from tests.support.fake_proc import FakeProc
+
+APPENDING = os.O_WRONLY | os.O_APPEND
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> FakeProc:
+    fake = FakeProc(tmp_path)
+    fake.add(100, ["sglang", "serve"])
+    return fake
+
+
+@pytest.fixture
+def log_path(tmp_path: Path) -> Path:
+    path = tmp_path / "server.log"
+    path.write_text("old line\n", encoding="utf-8")
+    return path
+
+
+def test_logs_of_a_file_that_was_cut_for_the_start_are_read_whole(
+    proc: FakeProc, log_path: Path
+) -> None:
+    proc.write_to(100, log_path, flags=os.O_WRONLY | os.O_TRUNC)
+
+    found = open_logs(100, is_new=True, root=proc.root)
+
+    assert found.read() == "old line\n"
+    assert len(found.descriptors) == 1
+    found.close()
+
+
+@pytest.mark.parametrize(("flags", "is_new"), [(APPENDING, True), (os.O_WRONLY, False)])
+def test_logs_that_others_wrote_before_are_read_from_there_on(
+    proc: FakeProc, log_path: Path, flags: int, is_new: bool
+) -> None:
+    proc.write_to(100, log_path, flags=flags)
+    found = open_logs(100, is_new=is_new, root=proc.root)
+    with log_path.open("a", encoding="utf-8") as file:
+        file.write("new line\n")
+
+    assert found.read() == "new line\n"
+    found.close()
+
+
+def test_logs_are_read_after_the_process_and_its_file_are_gone(
+    proc: FakeProc, log_path: Path
+) -> None:
+    proc.write_to(100, log_path)
+    found = open_logs(100, is_new=True, root=proc.root)
+    proc.remove(100)
+    log_path.unlink()
+
+    assert found.read() == "old line\n"
+    found.close()
+    assert found.read() == ""
+
+
+def test_logs_that_were_cut_since_are_read_from_their_new_start(
+    proc: FakeProc, log_path: Path
+) -> None:
+    proc.write_to(100, log_path, flags=APPENDING)
+    found = open_logs(100, is_new=True, root=proc.root)
+    log_path.write_text("x\n", encoding="utf-8")
+
+    assert found.read() == "x\n"
+    found.close()
+
+
+def test_logs_that_are_large_are_read_at_their_end(
+    proc: FakeProc, log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "TAIL_BYTES", 10)
+    log_path.write_text("0123456789abcdef", encoding="utf-8")
+    proc.write_to(100, log_path)
+    found = open_logs(100, is_new=True, root=proc.root)
+
+    assert found.read() == "6789abcdef"
+    found.close()
+
+
+def test_logs_of_pipes_and_terminals_are_left_alone(proc: FakeProc, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    proc.write_to(100, pipe)
+
+    assert open_logs(100, is_new=True, root=proc.root).descriptors == []
+
+
+def test_logs_of_a_process_that_is_gone_are_none(proc: FakeProc) -> None:
+    assert open_logs(4242, is_new=True, root=proc.root).descriptors == []
+
+
+def test_is_journal_wants_the_very_stream_that_systemd_named(
+    proc: FakeProc, log_path: Path
+) -> None:
+    proc.write_to(100, log_path)
+    status = log_path.stat()
+    stream = f"{status.st_dev}:{status.st_ino}"
+
+    assert is_journal(100, {"JOURNAL_STREAM": stream}, proc.root)
+    assert not is_journal(100, {"JOURNAL_STREAM": "1:2"}, proc.root)
+    assert not is_journal(100, {}, proc.root)
+
+
+def test_is_invocation_takes_nothing_else_for_one() -> None:
+    assert is_invocation("0123456789abcdef0123456789abcdef")
+    assert not is_invocation("")
+    assert not is_invocation("--output=json 0123456789abcdef")
+
+
+def test_read_journal_asks_for_one_run_and_nothing_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "journalctl"
+    program.write_text('#!/bin/sh\necho "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    text = read_journal("f" * 32, "2026-11-29T12:00:00+00:00")
+
+    assert f"_SYSTEMD_INVOCATION_ID={'f' * 32}" in text
+    assert "--since=@1795953599" in text
+
+
+def test_read_journal_without_a_journal_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert read_journal("f" * 32, "2026-11-29T12:00:00+00:00") == ""
+
+
+def test_logs_are_asked_for_new_words_alone(proc: FakeProc, log_path: Path) -> None:
+    proc.write_to(100, log_path, flags=APPENDING)
+    found = open_logs(100, is_new=True, root=proc.root)
+    with log_path.open("a", encoding="utf-8") as file:
+        assert not found.has_new(b"ready to roll")
+        for part in ("it is ready", " to roll\n"):
+            file.write(part)
+            file.flush()
+            answer = found.has_new(b"ready to roll")
+    log_path.write_text("cut\n", encoding="utf-8")
+
+    assert answer
+    assert not found.has_new(b"ready to roll")
+    found.close()

@@ -1,0 +1,377 @@
+"""Starts of servers, from the first moment to ready or dead."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from nccltune.failed_starts import Ending, Start
+from nccltune.inject import command_digest
+from nccltune.marker import MARKER, format_marker
+from nccltune.procfs import find_servers
+from nccltune.store import LaunchRecord
+from nccltuned.starts import BLIND_S, WARM_S, WARM_WITH_LOG_S, StartTracker
+from tests.support.fake_proc import BOOT_ID, FakeProc
+
+ARGV = ("python3", "-m", "sglang.launch_server", "--model-path", "/m", "--port", "30123")
+INVOCATION = "0123456789abcdef" * 2
+DIED_IN_NCCL = "Scheduler hit an exception: Traceback\nRuntimeError: NCCL error: invalid usage\n"
+READY = "The server is fired up and ready to roll!\n"
+
+
+@dataclass
+class Host:
+    """A tracker on made-up processes, with a clock of its own."""
+
+    proc: FakeProc
+    folder: Path
+    ended: list[Start] = field(default_factory=list)
+    journal: dict[str, str | None] = field(default_factory=dict)
+    now_s: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.tracker = StartTracker(
+            is_known=lambda key: key in {each.key for each in self.ended},
+            on_end=self.ended.append,
+            defer=self._defer,
+            root=self.proc.root,
+            clock=lambda: self.now_s,
+        )
+        # "Just now" for the age of processes.
+        self.ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+    def _defer(self, _function: Callable[[], object], done: Callable[[object], None]) -> None:
+        done(self.journal.get(INVOCATION))
+
+    def start(
+        self, pid: int = 100, *, environ: dict[str, str] | None = None, age_s: int = 0
+    ) -> None:
+        ticks = self.ticks - age_s * os.sysconf("SC_CLK_TCK")
+        self.proc.add(pid, ARGV, environ=environ, ticks=ticks)
+        self.look()
+
+    def log(self, text: str, pid: int = 100) -> None:
+        path = self.folder / f"{pid}.log"
+        if not path.exists():
+            path.touch()
+            self.proc.write_to(pid, path)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+    def look(self) -> None:
+        self.tracker.take_servers(find_servers(self.proc.root))
+        self.tracker.step()
+
+    def record(self, pid: int = 100, **changes: object) -> LaunchRecord:
+        facts: dict[str, object] = {
+            "route": "run",
+            "pid": pid,
+            "started_ticks": self.ticks,
+            "boot_id": BOOT_ID,
+            "launched_at": "2026-11-29T12:00:00.000+00:00",
+            "command_digest": "recorded",
+            "profile_name": "mine",
+            "digest": "a" * 16,
+            "settings": {"NCCL_ALGO": "allreduce:ring"},
+        }
+        return LaunchRecord(**{**facts, **changes})  # type: ignore[arg-type]
+
+    def only(self) -> Start:
+        [start] = self.ended
+        return start
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(FakeProc(tmp_path), tmp_path)
+
+
+def test_start_whose_log_tells_of_nccl_died_in_nccl(host: Host) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.log("")
+    host.look()
+    host.log(DIED_IN_NCCL)
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is Ending.NCCL
+    assert "NCCL error" in host.only().detail
+    assert not host.tracker.is_waiting
+
+
+def test_start_under_a_record_carries_its_profile_and_command(host: Host) -> None:
+    host.start()
+    host.tracker.take_records([host.record()], is_first=True)
+    host.proc.remove(100)
+    host.look()
+
+    start = host.only()
+    assert (start.profile_name, start.digest) == ("mine", "a" * 16)
+    assert start.command_digest == "recorded"
+    assert start.launched_at == "2026-11-29T12:00:00.000+00:00"
+
+
+def test_start_is_followed_from_its_record_before_it_is_sglang(host: Host) -> None:
+    host.proc.add(100, ["python3", "-c", "nccltune run"], ticks=host.ticks)
+    host.tracker.take_records([host.record()], is_first=False)
+
+    assert host.tracker.is_waiting
+
+
+def test_start_whose_record_comes_later_still_carries_it(host: Host) -> None:
+    host.start()
+    host.tracker.take_records([], is_first=True)
+    host.tracker.take_records([host.record()], is_first=False)
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().digest == "a" * 16
+
+
+def test_start_with_a_mark_and_no_record_carries_the_marks_digest(host: Host) -> None:
+    host.start(environ={MARKER: format_marker("b" * 16, ["NCCL_ALGO"])})
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().digest == "b" * 16
+
+
+def test_start_under_a_profile_that_set_nothing_is_a_start_without_one(host: Host) -> None:
+    host.start()
+    host.tracker.take_records([host.record(settings={})], is_first=True)
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().digest is None
+
+
+def test_start_typed_by_hand_has_the_digest_of_its_command(host: Host) -> None:
+    host.start()
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().digest is None
+    assert host.only().command_digest == command_digest(ARGV)
+    assert host.only().ending is Ending.UNKNOWN
+
+
+def test_start_with_a_log_is_ready_when_the_log_says_so(host: Host) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.log("Init parallel begin.\n")
+    host.look()
+    host.proc.listen(100, 30123)
+    host.look()
+    assert host.ended == []
+    host.log(READY)
+    host.look()
+
+    assert host.only().ending is Ending.READY
+
+
+def test_start_with_a_log_that_hangs_in_its_warm_up_is_not_ready(host: Host) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.log("")
+    host.look()
+    host.proc.listen(100, 30123)
+    host.look()
+    host.now_s += WARM_S + 1
+    host.look()
+    assert host.ended == []
+    host.log(DIED_IN_NCCL)
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is Ending.NCCL
+
+
+def test_start_with_a_log_that_never_tells_is_ready_in_the_end(host: Host) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.log("")
+    host.look()
+    host.proc.listen(100, 30123)
+    host.look()
+    host.now_s += WARM_WITH_LOG_S
+    host.look()
+
+    assert host.only().ending is Ending.READY
+
+
+def test_start_without_a_log_is_ready_when_it_has_listened_for_a_while(host: Host) -> None:
+    host.start()
+    host.proc.listen(100, 30123)
+    host.look()
+    assert host.ended == []
+    host.now_s += WARM_S
+    host.look()
+
+    assert host.only().ending is Ending.READY
+
+
+def test_start_that_was_stopped_after_it_had_served_is_no_failure(host: Host) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.log("")
+    host.look()
+    host.proc.listen(100, 30123)
+    host.look()
+    host.now_s += WARM_S
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is Ending.READY
+
+
+def test_start_on_a_port_that_another_process_has_is_not_ready(host: Host) -> None:
+    host.start()
+    host.proc.listen(100, 30123, is_own=False)
+    host.now_s += WARM_S * 2
+    host.look()
+
+    assert host.ended == []
+
+
+def test_start_that_may_not_be_looked_into_counts_as_ready_after_long(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nccltuned.starts.PortWatch.is_listening", lambda *_: None)
+    host.start()
+    host.now_s += WARM_WITH_LOG_S
+    host.look()
+    assert host.ended == []
+    host.now_s += BLIND_S
+    host.look()
+
+    assert host.only().ending is Ending.READY
+
+
+def test_server_that_ran_before_the_service_is_ready_at_once(host: Host) -> None:
+    host.proc.add(100, ARGV, ticks=1)
+    host.proc.listen(100, 30123)
+    host.look()
+
+    assert host.only().ending is Ending.READY
+
+
+def test_start_whose_end_is_known_is_not_followed_again(host: Host) -> None:
+    host.start()
+    host.proc.listen(100, 30123)
+    host.look()
+    host.now_s += WARM_S
+    host.look()
+    host.look()
+    assert len(host.ended) == 1
+    again = Host(host.proc, host.folder, ended=host.ended)
+    again.tracker.take_records([], is_first=True)
+    again.look()
+
+    assert len(again.ended) == 1
+
+
+def test_start_that_is_passed_on_by_a_program_in_front_is_read_there(host: Host) -> None:
+    front = ("python3", "/usr/bin/nccltune", "launch", "--", *ARGV)
+    host.proc.add(90, front, ticks=host.ticks)
+    host.log("", pid=90)
+    host.proc.add(100, ARGV, parent=90, ticks=host.ticks)
+    host.look()
+    host.log(DIED_IN_NCCL, pid=90)
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is Ending.NCCL
+
+
+def test_start_is_not_read_from_the_log_of_a_shell(host: Host) -> None:
+    host.proc.add(90, ("bash",), ticks=host.ticks)
+    host.log(DIED_IN_NCCL, pid=90)
+    host.proc.add(100, ARGV, parent=90, ticks=host.ticks)
+    host.look()
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is Ending.UNKNOWN
+
+
+def test_start_in_the_journal_is_read_there_when_it_has_died(host: Host) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.proc.write_to(100, Path("/dev/null"))
+    status = Path("/dev/null").stat()
+    stream = f"{status.st_dev}:{status.st_ino}"
+    host.proc.add(
+        100,
+        ARGV,
+        ticks=host.ticks,
+        environ={"INVOCATION_ID": INVOCATION, "JOURNAL_STREAM": stream},
+    )
+    host.journal[INVOCATION] = DIED_IN_NCCL
+    host.look()
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is Ending.NCCL
+
+
+def test_start_behind_a_program_that_writes_to_the_journal_is_read_there(host: Host) -> None:
+    status = Path("/dev/null").stat()
+    stream = f"{status.st_dev}:{status.st_ino}"
+    environ = {"INVOCATION_ID": INVOCATION, "JOURNAL_STREAM": stream}
+    host.proc.add(90, ("nccltune", "launch", "--", *ARGV), ticks=host.ticks)
+    host.proc.write_to(90, Path("/dev/null"))
+    host.proc.add(100, ARGV, parent=90, ticks=host.ticks, environ=environ)
+    host.journal[INVOCATION] = DIED_IN_NCCL
+    host.look()
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is Ending.NCCL
+
+
+def test_start_that_was_missed_is_looked_up_in_the_journal(host: Host) -> None:
+    host.journal[INVOCATION] = DIED_IN_NCCL
+    records = [host.record(4242, invocation_id=INVOCATION)]
+
+    host.tracker.take_records(records, is_first=True)
+    host.tracker.take_records(records, is_first=False)
+
+    assert host.only().ending is Ending.NCCL
+    assert host.only().digest == "a" * 16
+
+
+@pytest.mark.parametrize("text", [None, "", "nothing to the point\n"])
+def test_start_that_was_missed_and_left_no_word_is_not_judged(host: Host, text: str | None) -> None:
+    host.journal[INVOCATION] = text
+    host.tracker.take_records([host.record(4242, invocation_id=INVOCATION)], is_first=True)
+
+    assert host.ended == []
+
+
+def test_start_in_a_container_that_is_not_seen_from_here_is_not_judged(host: Host) -> None:
+    host.proc.add(17, ["kthread"], ticks=5)
+
+    host.tracker.take_records([], is_first=True)
+    host.tracker.take_records([host.record(17)], is_first=False)
+    host.tracker.step()
+
+    assert host.ended == []
+
+
+def test_start_of_an_earlier_boot_is_not_looked_for(host: Host) -> None:
+    host.journal[INVOCATION] = DIED_IN_NCCL
+    old = host.record(4242, boot_id="an earlier boot", invocation_id=INVOCATION)
+
+    host.tracker.take_records([old], is_first=True)
+
+    assert host.ended == []
+
+
+def test_close_lets_go_of_every_log(host: Host) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.log("")
+    host.look()
+
+    host.tracker.close()
+
+    assert not host.tracker.is_waiting
