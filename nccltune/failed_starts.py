@@ -145,19 +145,36 @@ _DIVIDED_BY_ZERO = re.compile(r"exit code:? -8\b|Floating point exception")
 _CRASH = "Fatal Python error:"
 _NCCL_FRAME = re.compile(r"pynccl|distributed_c10d|libnccl")
 _STOPPED = re.compile(r"SIGTERM received|KeyboardInterrupt|^nccltune: .*\bstopped by SIG")
+_SERVER_ARGS = "server_args="
 _NCCL_STAGES = "|".join(re.escape(STAGE_WORDS[each]) for each in Stage if is_nccl_stall(each))
 _STALLED = re.compile(rf"^nccltune: .*\bstalled in (?:{_NCCL_STAGES})")
 
 
-def read_log(text: str) -> LogReading:
-    """Say how a start ended from the log of that start alone."""
+def before_next_start(text: str) -> str:
+    """Leave out what a later start has written into the same file; empty where that is all."""
+    before, mark, _after = text.rpartition(_SERVER_ARGS)
+    return before if mark else text
+
+
+def read_log(text: str, *, is_sure: bool = True) -> LogReading:
+    """Say how a start ended from the log of that start alone.
+
+    Args:
+        text: the log.
+        is_sure: it is known to be this start's. Else nothing is concluded from where it ends.
+    """
     watch = FailureWatch()
     ranks_in_init: set[str] = set()
     crash = ""
+    is_begun = False
     reader = LogReader()
     for line in (*reader.feed(text.encode()), *reader.finish()):
         if line.event is not None and line.event.stage is Stage.READY:
             return LogReading(Ending.READY, _shown(line.text))
+        if line.event is not None and line.event.stage is Stage.SERVER_ARGS:
+            if is_begun:
+                break  # the next start writes into the same file
+            is_begun = True
         if _STALLED.search(line.text):
             return LogReading(Ending.NCCL, _shown(line.text))
         if _STOPPED.search(line.text) and watch.explain().kind is FailureKind.UNKNOWN:
@@ -170,7 +187,7 @@ def read_log(text: str) -> LogReading:
             return LogReading(Ending.NCCL, crash)
         crash = crash or (_shown(line.text) if _CRASH in line.text else "")
         watch.take(line.text)
-    return _explained(watch.explain(), crash, is_in_init=bool(ranks_in_init))
+    return _explained(watch.explain(), crash, is_in_init=is_sure and bool(ranks_in_init))
 
 
 def _explained(failure: Failure, crash: str, *, is_in_init: bool) -> LogReading:

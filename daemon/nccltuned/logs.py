@@ -23,53 +23,91 @@ TAIL_BYTES = 512 * 1024
 JOURNAL_LINES = 2000
 JOURNAL_TIMEOUT_S = 20.0
 _OUTPUTS = (1, 2)
+_HEAD_BYTES = 512
 _INVOCATION = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(slots=True)
-class LogFiles:
-    """Files that a process writes to.
+class LogFile:
+    """One file that a process writes to, and that the next start may write to as well.
 
     Attributes:
-        descriptors: to the files, with their size when they were first seen: what stood there
-            before belongs to earlier starts.
+        inode: device and number, which name the file.
+        begin_bytes: its size when it was first seen: what stood there before is of earlier starts.
+        head: the first bytes from there. When they are others, the file was cut and written anew,
+            which scripts that start a server again and again do: it tells nothing of this start
+            any more.
     """
 
-    descriptors: list[tuple[int, int]] = field(default_factory=list)
-    _looked_at: dict[int, int] = field(default_factory=dict)
+    descriptor: int
+    begin_bytes: int
+    inode: tuple[int, int]
+    head: bytes = b""
+    is_lost: bool = False
+    _looked_at: int = 0
 
-    def has_new(self, words: bytes) -> bool:
-        """Tell whether these words were written since this was asked last; cheap to ask often."""
-        return any(
-            self._has_new(descriptor, begin_bytes, words)
-            for descriptor, begin_bytes in self.descriptors
-        )
-
-    def _has_new(self, descriptor: int, begin_bytes: int, words: bytes) -> bool:
-        begin = self._looked_at.get(descriptor, begin_bytes)
-        try:
-            size = os.fstat(descriptor).st_size
-            if size < begin:  # cut since
-                begin = 0
-            begin = max(begin, size - TAIL_BYTES)
-            content = os.pread(descriptor, TAIL_BYTES, begin)
-        except OSError:
+    def look(self, words: bytes) -> bool:
+        """Tell whether words were written since the last look; cheap to do often."""
+        content = self._content(max(self.begin_bytes, self._looked_at))
+        if content is None:
             return False
+        begin, text = content
         # The words may be half written now.
-        self._looked_at[descriptor] = max(begin, begin + len(content) - len(words))
-        return words in content
+        self._looked_at = max(begin, begin + len(text) - len(words))
+        return words in text
 
     def read(self) -> str:
-        """Return what was written since; empty where there is no file."""
-        return "\n".join(
-            _read_tail(descriptor, begin_bytes) for descriptor, begin_bytes in self.descriptors
-        )
+        """Return what was written since it was first seen; empty where that is lost."""
+        content = self._content(self.begin_bytes)
+        return "" if content is None else content[1].decode("utf-8", "replace")
+
+    def _content(self, begin_bytes: int) -> tuple[int, bytes] | None:
+        """Return the end of the file and where that begins; None where it is another file now."""
+        try:
+            head = os.pread(self.descriptor, _HEAD_BYTES, self.begin_bytes)
+            size = os.fstat(self.descriptor).st_size
+            begin = max(begin_bytes, size - TAIL_BYTES)
+            text = os.pread(self.descriptor, TAIL_BYTES, begin)
+        except OSError:
+            return None
+        is_cut = size < max(self.begin_bytes, self._looked_at)
+        if self.is_lost or is_cut or not head.startswith(self.head):
+            self.is_lost = True
+            return None
+        self.head = head
+        return begin, text
+
+
+@dataclass(slots=True)
+class LogFiles:
+    """All files that a process writes to."""
+
+    files: list[LogFile] = field(default_factory=list)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether something of this start was read while it lived."""
+        return any(file.head for file in self.files)
+
+    def are_written_by(self, pid: int, root: Path = PROC_ROOT) -> bool:
+        """Tell whether another process writes into one of these files."""
+        inodes = {file.inode for file in self.files}
+        return any(inode in inodes for inode in _outputs_of(pid, root))
+
+    def has_new(self, words: bytes) -> bool:
+        """Tell whether words were written since this was asked last; looks at every file."""
+        found = [file.look(words) for file in self.files]
+        return any(found)
+
+    def read(self) -> str:
+        """Return what was written since; empty where there is no file, or none that still tells."""
+        return "\n".join(filter(None, (file.read() for file in self.files)))
 
     def close(self) -> None:
         """Let go of the files."""
-        for descriptor, _begin_bytes in self.descriptors:
-            os.close(descriptor)
-        self.descriptors.clear()
+        for file in self.files:
+            os.close(file.descriptor)
+        self.files.clear()
 
 
 def open_logs(pid: int, *, is_new: bool, root: Path = PROC_ROOT) -> LogFiles:
@@ -81,23 +119,33 @@ def open_logs(pid: int, *, is_new: bool, root: Path = PROC_ROOT) -> LogFiles:
         root: where procfs is mounted.
     """
     logs = LogFiles()
-    seen: set[tuple[int, int]] = set()
-    for number in _OUTPUTS:
+    for inode, number in _outputs_of(pid, root).items():
         with suppress(OSError):
             path = f"{root}/{pid}/fd/{number}"
-            # Looked at before it is opened: a pipe would block, and a terminal would be taken.
-            status = os.stat(path)  # noqa: PTH116 - follows the link that only the kernel can
-            if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in seen:
-                continue
-            seen.add((status.st_dev, status.st_ino))
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != inode:
                 os.close(descriptor)
                 continue
             is_appending = bool(_flags_of(pid, number, root) & os.O_APPEND)
             begin_bytes = status.st_size if is_appending or not is_new else 0
-            logs.descriptors.append((descriptor, begin_bytes))
+            logs.files.append(LogFile(descriptor, begin_bytes, inode))
     return logs
+
+
+def _outputs_of(pid: int, root: Path) -> dict[tuple[int, int], int]:
+    """Return the regular files behind a process's standard output and error, each once.
+
+    They are looked at before they are opened: a pipe would block, and a terminal would be taken.
+    """
+    found: dict[tuple[int, int], int] = {}
+    for number in _OUTPUTS:
+        with suppress(OSError):
+            # Path would not follow the link as only the kernel can.
+            status = os.stat(f"{root}/{pid}/fd/{number}")  # noqa: PTH116
+            if stat.S_ISREG(status.st_mode):
+                found.setdefault((status.st_dev, status.st_ino), number)
+    return found
 
 
 def _flags_of(pid: int, number: int, root: Path) -> int:
@@ -105,18 +153,6 @@ def _flags_of(pid: int, number: int, root: Path) -> int:
     text = (root / str(pid) / "fdinfo" / str(number)).read_text(encoding="ascii")
     match = re.search(r"^flags:\s*([0-7]+)", text, re.MULTILINE)
     return int(match[1], 8) if match else 0
-
-
-def _read_tail(descriptor: int, begin_bytes: int) -> str:
-    try:
-        size = os.fstat(descriptor).st_size
-        # A file that was cut since is read from its new start.
-        begin = begin_bytes if size >= begin_bytes else 0
-        begin = max(begin, size - TAIL_BYTES)
-        content = os.pread(descriptor, TAIL_BYTES, begin)
-    except OSError:
-        return ""
-    return content.decode("utf-8", "replace")
 
 
 def is_invocation(text: str) -> bool:

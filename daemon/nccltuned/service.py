@@ -175,14 +175,16 @@ class Service:
         poll.register(self._wakeups.reader, select.POLLIN)
         if self._inbox.descriptor >= 0:
             poll.register(self._inbox.descriptor, select.POLLIN)
-        for number in self._calls.descriptors():
+        for number in (*self._calls.descriptors(), *self._tracker.descriptors()):
             poll.register(number, select.POLLIN)
         if self._endpoint is not None:
             for number, events in self._endpoint.interests().items():
                 poll.register(number, events)
         wait_s = max(0.0, min(deadlines) - time.monotonic())
         for number, _events in poll.poll(wait_s * 1000.0):
-            if number == self._inbox.descriptor:
+            if number in self._tracker.descriptors():
+                self._tracker.step()
+            elif number == self._inbox.descriptor:
                 self._take_records()
             elif not self._calls.handle(number) and self._endpoint is not None:
                 self._endpoint.handle(number)

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccltune.errors import NccltuneError, UsageProblem
-from nccltune.failed_starts import Ending, LogReading, Start, read_log
+from nccltune.failed_starts import Ending, LogReading, Start, before_next_start, read_log
 from nccltune.inject import command_digest
-from nccltune.marker import MARKER, Marker, parse_marker
-from nccltune.procfs import PROC_ROOT, Process, is_running, read_environ, read_process
+from nccltune.marker import MARKER, parse_marker
+from nccltune.procfs import (
+    PROC_ROOT,
+    Process,
+    find_servers,
+    is_running,
+    read_environ,
+    read_process,
+)
 from nccltune.server_facts import find_record, read_boot_id, read_started_at
-from nccltune.sglang.argv import split_launch
-from nccltune.sglang.command import parse_launch
 from nccltuned.listening import PortWatch
 from nccltuned.logs import LogFiles, is_invocation, is_journal, open_logs, read_journal
+from nccltuned.pending import Pending, age_of_s, open_end, port_of, profile_of, tokens_of
 
 if TYPE_CHECKING:
     from nccltune.procfs import Server
     from nccltune.store import LaunchRecord
 
-DEFAULT_PORT = 30000
+logger = logging.getLogger("nccltuned")
+
 WARM_S = 20.0
 """A server without a log that can be read is ready when it has listened for so long: the warm-up
 request that follows the first moment takes a few seconds."""
@@ -50,30 +56,6 @@ Defer = Callable[[Callable[[], object], Callable[[object], None]], None]
 
 
 @dataclass(slots=True)
-class _Pending:
-    """One start that is neither ready nor dead, as far as is known.
-
-    Attributes:
-        listening_since_s: on the monotonic clock; None where it does not listen yet.
-    """
-
-    process: Process
-    seen_at_s: float
-    age_s: float
-    logs: LogFiles
-    port_watch: PortWatch
-    marker: Marker | None = None
-    invocation_id: str = ""
-    record: LaunchRecord | None = None
-    listening_since_s: float | None = None
-
-    @property
-    def has_log(self) -> bool:
-        """Whether its end will be explained."""
-        return bool(self.logs.descriptors or self.invocation_id)
-
-
-@dataclass(slots=True)
 class StartTracker:
     """All starts of this boot.
 
@@ -88,7 +70,7 @@ class StartTracker:
     defer: Defer
     root: Path = PROC_ROOT
     clock: Callable[[], float] = time.monotonic
-    _pending: dict[tuple[int, int], _Pending] = field(default_factory=dict)
+    _pending: dict[tuple[int, int], Pending] = field(default_factory=dict)
     _settled: dict[tuple[int, int], Process] = field(default_factory=dict)
     _records: Sequence[LaunchRecord] = ()
     _boot_id: str = ""
@@ -97,6 +79,10 @@ class StartTracker:
     def is_waiting(self) -> bool:
         """Whether a start is going on, so that looking often is worth it."""
         return bool(self._pending)
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what to poll for reading: an end is looked at before anything follows it."""
+        return tuple(each.descriptor for each in self._pending.values() if each.descriptor >= 0)
 
     def take_records(self, records: Sequence[LaunchRecord], *, is_first: bool) -> None:
         """Learn of launches, and begin to follow those whose process is there.
@@ -116,6 +102,7 @@ class StartTracker:
             elif is_first or self._record_key(record) not in known:
                 missed.append(record)
         for record in missed[-MAX_MISSED:]:
+            logger.debug("a start ended before it was looked at: pid=%s", record.pid)
             self._look_up(record)
 
     def take_servers(self, servers: Iterable[Server]) -> None:
@@ -133,7 +120,8 @@ class StartTracker:
                 self._died(pending)
                 continue
             pending.process = process
-            if self._is_ready(pending):
+            has_said_ready = pending.logs.has_new(READY_WORDS)
+            if self._is_ready(pending, has_said_ready=has_said_ready):
                 del self._pending[key]
                 self._settled[key] = process
                 self._end(pending, LogReading(Ending.READY))
@@ -144,7 +132,7 @@ class StartTracker:
     def close(self) -> None:
         """Let go of every log."""
         for pending in self._pending.values():
-            pending.logs.close()
+            pending.let_go()
         self._pending.clear()
 
     @staticmethod
@@ -159,14 +147,15 @@ class StartTracker:
             self._settled[key] = process
             return
         environ = read_environ(process, self.root).values or {}
-        age_s = _age_s(process)
-        pending = _Pending(
+        age_s = age_of_s(process)
+        pending = Pending(
             process=process,
             seen_at_s=self.clock(),
             age_s=age_s,
             logs=self._open_logs(process, is_new=age_s < NEW_S),
             port_watch=PortWatch(self.root, self.clock),
             marker=parse_marker(environ.get(MARKER)),
+            descriptor=open_end(process.pid) if self.root == PROC_ROOT else -1,
         )
         invocation_id = environ.get("INVOCATION_ID", "")
         writers = (process.pid, *self._front_of(process))
@@ -179,21 +168,21 @@ class StartTracker:
     def _front_of(self, process: Process) -> tuple[int, ...]:
         """Return the program in front of a server that passes its output on, where there is one."""
         front = read_process(process.parent_pid, self.root)
-        is_front = front is not None and _tokens(front.argv) == _tokens(process.argv) != []
+        is_front = front is not None and tokens_of(front.argv) == tokens_of(process.argv) != []
         return (front.pid,) if front is not None and is_front else ()
 
     def _open_logs(self, process: Process, *, is_new: bool) -> LogFiles:
         """Open a server's log, or that of the program in front of it."""
         for pid in (process.pid, *self._front_of(process)):
             logs = open_logs(pid, is_new=is_new, root=self.root)
-            if logs.descriptors:
+            if logs.files:
                 return logs
         return LogFiles()
 
-    def _is_ready(self, pending: _Pending) -> bool:
+    def _is_ready(self, pending: Pending, *, has_said_ready: bool) -> bool:
         now_s = self.clock()
         process = pending.process
-        answer = pending.port_watch.is_listening(process.pid, _port(process))
+        answer = pending.port_watch.is_listening(process.pid, port_of(process))
         if answer is None:
             return pending.age_s + now_s - pending.seen_at_s > BLIND_S
         if not answer:
@@ -202,29 +191,46 @@ class StartTracker:
         if pending.listening_since_s is None:
             # Whoever was seen for the first time when it was old has listened for long.
             pending.listening_since_s = now_s - (pending.age_s if pending.age_s > NEW_S else 0.0)
-        if pending.logs.has_new(READY_WORDS):
+        if has_said_ready:
             return True
         listened_s = now_s - pending.listening_since_s
         return listened_s >= (WARM_WITH_LOG_S if pending.has_log else WARM_S)
 
-    def _died(self, pending: _Pending) -> None:
+    def _died(self, pending: Pending) -> None:
+        is_sure = pending.logs.is_seen
         text = pending.logs.read()
+        if text and self._has_successor(pending):
+            text = before_next_start(text)
         if text:
-            self._end(pending, read_log(text))
+            self._end(pending, read_log(text, is_sure=is_sure))
         elif pending.invocation_id:
             self._read_journal(pending, pending.invocation_id, read_started_at(pending.process))
         else:
             self._end(pending, LogReading(Ending.UNKNOWN))
+
+    def _has_successor(self, pending: Pending) -> bool:
+        """Whether a later server writes into the same file already.
+
+        Scripts start servers again and again into one file, and what the next one writes must not
+        be held against this one.
+        """
+        roots = [server.root for server in find_servers(self.root) if server.root is not None]
+        return any(
+            pending.logs.are_written_by(pid, self.root)
+            for process in roots
+            if process.started_ticks > pending.process.started_ticks
+            for pid in (process.pid, *self._front_of(process))
+        )
 
     def _look_up(self, record: LaunchRecord) -> None:
         """Ask the journal about a start that nobody saw; without its word nothing is assumed."""
         if self.is_known(self._record_key(record)) or not is_invocation(record.invocation_id):
             return
         process = Process(record.pid, 0, record.started_ticks, 0, ())
-        pending = _Pending(process, self.clock(), 0.0, LogFiles(), PortWatch(), record=record)
+        pending = Pending(process, self.clock(), 0.0, LogFiles(), PortWatch(), record=record)
         self._read_journal(pending, record.invocation_id, record.launched_at)
 
-    def _read_journal(self, pending: _Pending, invocation_id: str, since: str) -> None:
+    def _read_journal(self, pending: Pending, invocation_id: str, since: str) -> None:
         def done(text: object) -> None:
             reading = LogReading(Ending.UNKNOWN)
             if isinstance(text, str) and text:
@@ -234,16 +240,16 @@ class StartTracker:
 
         self.defer(lambda: read_journal(invocation_id, since), done)
 
-    def _end(self, pending: _Pending, reading: LogReading) -> None:
+    def _end(self, pending: Pending, reading: LogReading) -> None:
         """Tell how a start ended."""
         is_unclear = reading.ending in (Ending.UNKNOWN, Ending.STOPPED)
         since_s = pending.listening_since_s
         if is_unclear and since_s is not None and self.clock() - since_s >= WARM_S:
             reading = LogReading(Ending.READY)
-        pending.logs.close()
+        pending.let_go()
         process = pending.process
         record = pending.record or find_record(process, self._records, self.root)
-        digest, name = _profile_of(record, pending.marker)
+        digest, name = profile_of(record, pending.marker)
         self.on_end(
             Start(
                 boot_id=self._boot_id,
@@ -257,36 +263,3 @@ class StartTracker:
                 detail=reading.detail,
             )
         )
-
-
-def _profile_of(
-    record: LaunchRecord | None, marker: Marker | None
-) -> tuple[str | None, str | None]:
-    """Return digest and name of the profile that a start was under; None where it set nothing."""
-    if record is not None:
-        return (record.digest, record.profile_name) if record.settings else (None, None)
-    if marker is not None and marker.keys:
-        return marker.digest, None
-    return None, None
-
-
-def _age_s(process: Process) -> float:
-    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    return now_s - process.started_ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _port(process: Process) -> int:
-    """Return the port that a server takes; a relative configuration file is not looked into."""
-    try:
-        text = parse_launch(process.argv).value("port") or ""
-    except NccltuneError:
-        text = ""
-    return int(text) if text.isascii() and text.isdecimal() else DEFAULT_PORT
-
-
-def _tokens(argv: tuple[str, ...]) -> list[str]:
-    """Return what is asked of SGLang, be it named at the end of another program's arguments."""
-    try:
-        return split_launch(argv)[1]
-    except UsageProblem:
-        return []

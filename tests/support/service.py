@@ -68,9 +68,10 @@ class Daemon:
         """Return what it has logged."""
         return self.log_path.read_text(encoding="utf-8")
 
-    def has_logged(self, text: str) -> bool:
-        """Tell whether it has logged something."""
-        return text in self.log()
+    def has_logged(self, *texts: str) -> bool:
+        """Tell whether it has logged one of these."""
+        log = self.log()
+        return any(text in log for text in texts)
 
     def data(self) -> dict[str, Any]:
         """Return what it has published."""
@@ -132,7 +133,8 @@ def running_daemon(
     manager = Manager(folder / f"notify-{number}.sock")
     log_path = folder / f"daemon-{number}.log"
     run_folder = folder / "run"
-    command = [sys.executable, "-m", "nccltuned", "--interval-s", str(interval_s), *options]
+    command = [sys.executable, "-m", "nccltuned", "--verbose"]
+    command += ["--interval-s", str(interval_s), *options]
     variables = {
         **os.environ,
         "PYTHONPATH": PYTHONPATH,

@@ -231,6 +231,14 @@ def test_read_log_names_the_end(text: str, ending: Ending) -> None:
     assert read_log(text).ending is ending
 
 
+def test_read_log_ends_where_the_next_start_begins_in_the_same_file() -> None:
+    first = "[2026-11-29 13:41:32] server_args=ServerArgs(port=1)\n"
+
+    reading = read_log(f"{first}{BEGIN}{END}{first}{BEGIN}{HEAD}RuntimeError: NCCL error: x\n")
+
+    assert reading.ending is Ending.UNKNOWN
+
+
 def test_read_log_keeps_the_telling_line_short_and_printable() -> None:
     reading = read_log(f"{HEAD}RuntimeError: NCCL error: \x1b[31m{'x' * 5000}\n")
 

@@ -36,7 +36,7 @@ def test_logs_of_a_file_that_was_cut_for_the_start_are_read_whole(
     found = open_logs(100, is_new=True, root=proc.root)
 
     assert found.read() == "old line\n"
-    assert len(found.descriptors) == 1
+    assert len(found.files) == 1
     found.close()
 
 
@@ -66,14 +66,20 @@ def test_logs_are_read_after_the_process_and_its_file_are_gone(
     assert found.read() == ""
 
 
-def test_logs_that_were_cut_since_are_read_from_their_new_start(
-    proc: FakeProc, log_path: Path
+@pytest.mark.parametrize(
+    "content", ["", "x\n", "new line, and one that is longer than what was there before\n"]
+)
+def test_logs_that_were_cut_and_written_anew_tell_nothing_any_more(
+    proc: FakeProc, log_path: Path, content: str
 ) -> None:
-    proc.write_to(100, log_path, flags=APPENDING)
+    proc.write_to(100, log_path)
     found = open_logs(100, is_new=True, root=proc.root)
-    log_path.write_text("x\n", encoding="utf-8")
+    found.has_new(b"ready")
+    log_path.write_text(content, encoding="utf-8")
 
-    assert found.read() == "x\n"
+    assert found.read() == ""
+    log_path.write_text("old line\n", encoding="utf-8")
+    assert found.read() == ""
     found.close()
 
 
@@ -94,11 +100,11 @@ def test_logs_of_pipes_and_terminals_are_left_alone(proc: FakeProc, tmp_path: Pa
     os.mkfifo(pipe)
     proc.write_to(100, pipe)
 
-    assert open_logs(100, is_new=True, root=proc.root).descriptors == []
+    assert open_logs(100, is_new=True, root=proc.root).files == []
 
 
 def test_logs_of_a_process_that_is_gone_are_none(proc: FakeProc) -> None:
-    assert open_logs(4242, is_new=True, root=proc.root).descriptors == []
+    assert open_logs(4242, is_new=True, root=proc.root).files == []
 
 
 def test_is_journal_wants_the_very_stream_that_systemd_named(

@@ -284,6 +284,67 @@ def test_start_that_is_passed_on_by_a_program_in_front_is_read_there(host: Host)
     assert host.only().ending is Ending.NCCL
 
 
+def test_start_whose_log_was_cut_by_the_next_start_is_not_judged_by_it(host: Host) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.log("[2026-11-29 12:00:00] server_args=ServerArgs(port=30123)\n")
+    host.look()
+    # Memory ended, the script around it started anew into the same file, and then we looked.
+    (host.folder / "100.log").write_text(
+        "[2026-11-29 12:00:09] server_args=ServerArgs(port=30123)\n"
+        "[2026-11-29 12:00:12 TP0] Init torch distributed begin.\n",
+        encoding="utf-8",
+    )
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is Ending.UNKNOWN
+
+
+BEGUN = "[2026-11-29 12:00:12 TP0] Init torch distributed begin.\n"
+ARGS = "[2026-11-29 12:00:09] server_args=ServerArgs(port=30123)\n"
+
+
+def test_start_that_hung_in_nccl_is_known_by_where_its_log_ends(host: Host) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.log(f"{ARGS}{BEGUN}")
+    host.look()
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is Ending.NCCL
+
+
+def test_start_whose_log_was_never_seen_is_not_judged_by_where_it_ends(host: Host) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.log("")
+    host.look()
+    host.log(f"{ARGS}{BEGUN}")
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is Ending.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("own", "ending"),
+    [("", Ending.UNKNOWN), (f"{ARGS}CUDA out of memory\n", Ending.MEMORY)],
+    ids=["cut", "appended"],
+)
+def test_start_is_not_judged_by_a_later_one_that_writes_into_the_same_file(
+    host: Host, own: str, ending: Ending
+) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.log("")
+    host.look()
+    host.log(f"{own}{ARGS}{DIED_IN_NCCL}")
+    host.proc.remove(100)
+    host.proc.add(200, ARGV, ticks=host.ticks + 5)
+    host.proc.write_to(200, host.folder / "100.log")
+    host.look()
+
+    assert host.only().ending is ending
+
+
 def test_start_is_not_read_from_the_log_of_a_shell(host: Host) -> None:
     host.proc.add(90, ("bash",), ticks=host.ticks)
     host.log(DIED_IN_NCCL, pid=90)
