@@ -29,11 +29,6 @@ from tests.support.service import (
 )
 from tests.support.standin_sglang.program import free_port, serve_command, wait_until_up
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("NCCLTUNE_TIMED_TESTS") != "1",
-    reason="waits for a service that other load delays: set NCCLTUNE_TIMED_TESTS=1 to run it",
-)
-
 OLDER = {"NCCL_PROTO": "allreduce:Simple"}
 SETTINGS = {"NCCL_ALGO": "allreduce:ring", "NCCL_NTHREADS": "256"}
 UNDER_PROFILE = "NCCL_ALGO"
