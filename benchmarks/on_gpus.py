@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 
 from nccltune.bench.session import BenchOptions, Session, open_session
 from nccltune.block_rule import BlockRule
-from nccltune.payloads import default_workload
+from nccltune.payloads.derive import default_workload
 from nccltune.recording import RecordingBench, find_recording
 from nccltune.search.duel import run_duel
 from nccltune.search.objective import Objective, log_noise, pooled_medians

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.live import Live
 
 from nccltune.cli.live import REFRESHES_PER_S, LiveView
-from nccltune.payloads import default_workload
+from nccltune.payloads.derive import default_workload
 from nccltune.recording import RecordingBench, find_recording
 from nccltune.search.engine import SearchPlan, run_search
 from nccltune.search.objective import GUARD_POINT_RATIO, Objective, pooled_medians

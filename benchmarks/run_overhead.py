@@ -28,8 +28,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nccltune.errors import HostError
-from nccltune.hardware import read_gpus
-from nccltune.host_facts import read_here
+from nccltune.host.facts import read_here
+from nccltune.host.hardware import read_gpus
 from nccltune.store import activate, save_candidate
 from tests.support.launch_host import LaunchHost, make_host
 

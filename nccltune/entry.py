@@ -10,7 +10,7 @@ def main() -> int:
     words = sys.argv[1:]
     if words[:1] == ["run"]:
         # A launch waits for this, so it loads neither click nor the other verbs.
-        from nccltune import running
+        from nccltune.inject import running
 
         return running.main(words[1:])
     from nccltune.cli import main as run_cli

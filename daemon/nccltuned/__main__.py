@@ -9,8 +9,8 @@ from pathlib import Path
 
 from nccltune import __version__
 from nccltune.errors import ExitCode, NccltuneError, UsageProblem
+from nccltune.live.published import METRICS_NAME, run_dir
 from nccltune.paths import state_dir
-from nccltune.published import METRICS_NAME, run_dir
 from nccltune.sdnotify import Notifier
 from nccltuned.endpoint import check_address
 from nccltuned.journal import open_journal

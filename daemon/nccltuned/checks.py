@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nccltuned.journal import tell_changes
 
 if TYPE_CHECKING:
-    from nccltune.procfs import Server
+    from nccltune.live.procfs import Server
     from nccltuned.child import Calls
 
 logger = logging.getLogger("nccltuned")
@@ -34,7 +34,7 @@ TakeStock = Callable[[tuple["Server", ...]], Mapping[str, object]]
 
 def take_stock_of(servers: tuple[Server, ...]) -> Mapping[str, object]:
     """Look at everything; runs in a child, so that what it loads is gone with it."""
-    from nccltune.stock import take_stock
+    from nccltune.live.stock import take_stock
 
     return take_stock(servers).to_json()
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccltune.launch_inbox import MAX_MESSAGE_BYTES, parse_message
-from nccltune.procfs import PROC_ROOT, read_process
-from nccltune.server_facts import read_uid
+from nccltune.live.launch_inbox import MAX_MESSAGE_BYTES, parse_message
+from nccltune.live.procfs import PROC_ROOT, read_process
+from nccltune.live.server_facts import read_uid
 
 if TYPE_CHECKING:
     from nccltune.store import LaunchRecord

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nccltune.drift import KeyState, Verdict
+from nccltune.live.drift import KeyState, Verdict
 
 logger = logging.getLogger("nccltuned")
 

@@ -17,9 +17,9 @@ from typing import TypeVar
 
 from nccltune.atomic import make_dir, write_atomic
 from nccltune.errors import NccltuneError
-from nccltune.failed_starts import Ending, Start, failures_against, is_before
+from nccltune.inject.marker import settings_digest
 from nccltune.jsontext import parse_json
-from nccltune.marker import settings_digest
+from nccltune.live.failed_starts import Ending, Start, failures_against, is_before
 from nccltune.store import ActiveState, deactivate, find_profile, rollback
 
 logger = logging.getLogger(__name__)

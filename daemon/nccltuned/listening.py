@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nccltune.procfs import PROC_ROOT
+from nccltune.live.procfs import PROC_ROOT
 
 _LISTEN = "0A"
 _MAX_TABLE_BYTES = 8 * 2**20

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from nccltune.procfs import PROC_ROOT
+from nccltune.live.procfs import PROC_ROOT
 
 TAIL_BYTES = 512 * 1024
 """What is read of a log's end: a failing start of 8 ranks fills some ten KiB."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nccltune import __version__
-from nccltune.drift import KeyState, Verdict
+from nccltune.live.drift import KeyState, Verdict
 
 Labels = Mapping[str, str]
 

@@ -12,8 +12,8 @@ from nccltune.sglang.argv import split_launch
 from nccltune.sglang.command import parse_launch
 
 if TYPE_CHECKING:
-    from nccltune.marker import Marker
-    from nccltune.procfs import Process
+    from nccltune.inject.marker import Marker
+    from nccltune.live.procfs import Process
     from nccltune.store import LaunchRecord
     from nccltuned.listening import PortWatch
     from nccltuned.logs import LogFiles

@@ -10,8 +10,8 @@ from typing import Any
 
 from nccltune import __version__
 from nccltune.atomic import make_dir, write_atomic
-from nccltune.marker import KEEP_ENVIRON, KEEP_ENVIRON_VALUE, MARKER, format_marker
-from nccltune.published import ENV_NAME, JSON_NAME, SCHEMA
+from nccltune.inject.marker import KEEP_ENVIRON, KEEP_ENVIRON_VALUE, MARKER, format_marker
+from nccltune.live.published import ENV_NAME, JSON_NAME, SCHEMA
 
 _HEAD = """\
 # Settings of the active NCCL profile, published by nccltuned. A cache that may be old or missing:

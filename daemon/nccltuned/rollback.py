@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nccltune.errors import NccltuneError
-from nccltune.failed_starts import Ending, Start
-from nccltune.marker import settings_digest
+from nccltune.inject.marker import settings_digest
+from nccltune.live.failed_starts import Ending, Start
 from nccltune.store import read_active
 
 if TYPE_CHECKING:

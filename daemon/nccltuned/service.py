@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from nccltune.atomic import make_dir
 from nccltune.errors import NccltuneError
-from nccltune.launch_inbox import INBOX_NAME
-from nccltune.procfs import read_process
+from nccltune.live.launch_inbox import INBOX_NAME
+from nccltune.live.procfs import read_process
 from nccltune.store import (
     append_launch_record,
     profiles_dir,
@@ -40,7 +40,7 @@ from nccltuned.wakeups import Wakeups
 from nccltuned.watch import ServerWatch, StoreWatch
 
 if TYPE_CHECKING:
-    from nccltune.failed_starts import Start
+    from nccltune.live.failed_starts import Start
     from nccltune.sdnotify import Notifier
 
 logger = logging.getLogger("nccltuned")
@@ -225,8 +225,8 @@ class Service:
     def _bare_stock(self) -> dict[str, object]:
         """Return what the store alone says, so that nothing older stays published."""
         # Loaded here: as a rule a child needs it, and the service does not.
-        from nccltune.live_profile import judge_profile
-        from nccltune.stock import Stock
+        from nccltune.live.profile_standing import judge_profile
+        from nccltune.live.stock import Stock
 
         problem = "this host could not be looked at; see the log of nccltuned"
         return Stock(judge_profile(self._active, None, problem), (), (problem,)).to_json()

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccltune.failed_starts import Ending, LogReading, Start, before_next_start, read_log
-from nccltune.inject import command_digest
-from nccltune.marker import MARKER, parse_marker
-from nccltune.procfs import (
+from nccltune.inject.decision import command_digest
+from nccltune.inject.marker import MARKER, parse_marker
+from nccltune.live.failed_starts import Ending, LogReading, Start, before_next_start, read_log
+from nccltune.live.procfs import (
     PROC_ROOT,
     Process,
     find_servers,
@@ -20,13 +20,13 @@ from nccltune.procfs import (
     read_environ,
     read_process,
 )
-from nccltune.server_facts import find_record, read_boot_id, read_started_at
+from nccltune.live.server_facts import find_record, read_boot_id, read_started_at
 from nccltuned.listening import PortWatch
 from nccltuned.logs import LogFiles, is_invocation, is_journal, open_logs, read_journal
 from nccltuned.pending import Pending, age_of_s, open_end, port_of, profile_of, tokens_of
 
 if TYPE_CHECKING:
-    from nccltune.procfs import Server
+    from nccltune.live.procfs import Server
     from nccltune.store import LaunchRecord
 
 logger = logging.getLogger("nccltuned")

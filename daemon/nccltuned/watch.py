@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccltune.procfs import Server, ServerScanner
+from nccltune.live.procfs import Server, ServerScanner
 from nccltune.store.launches import LAUNCHES_NAME
 from nccltune.store.policy import POLICY_NAME
 from nccltune.store.state import STATE_NAME

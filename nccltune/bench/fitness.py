@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nccltune.errors import BusyError, HostError
-from nccltune.hardware import SAME_GPU, Gpu, GpuProcess
+from nccltune.host.hardware import SAME_GPU, Gpu, GpuProcess
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from nccltune.fingerprint import LinkMatrix
+    from nccltune.host.fingerprint import LinkMatrix
 
 SHM_PATH = Path("/dev/shm")  # noqa: S108 - NCCL's own choice
 

@@ -18,7 +18,7 @@ from nccltune.bench.fitness import (
     find_tight_shm,
     find_unseen_memory,
 )
-from nccltune.conf_files import (
+from nccltune.host.conf_files import (
     CONF_FILE_VARIABLE,
     ETC_CONF_PATH,
     neutral_settings,
@@ -28,8 +28,8 @@ from nccltune.conf_files import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from nccltune.fingerprint import LinkMatrix
-    from nccltune.hardware import Gpu, Hardware
+    from nccltune.host.fingerprint import LinkMatrix
+    from nccltune.host.hardware import Gpu, Hardware
     from nccltune.measurement import Settings
 
 INHERITED = frozenset(

@@ -17,17 +17,22 @@ from nccltune.bench.gpu_watch import GpuWatch
 from nccltune.bench.host import HostPlan, plan_host, preflight
 from nccltune.bench.launcher import DEFAULT_DEADLINE_S, GpuBench
 from nccltune.bench.rank import FAULT_VARIABLE
-from nccltune.conf_files import read_conf_files
 from nccltune.envvars import check_setting
 from nccltune.errors import HostError, UsageProblem
-from nccltune.gpu_choice import choose_gpus
-from nccltune.hardware import Hardware, read_foreign_processes, read_gpus, read_memory_used_bytes
+from nccltune.host.conf_files import read_conf_files
+from nccltune.host.gpu_choice import choose_gpus
+from nccltune.host.hardware import (
+    Hardware,
+    read_foreign_processes,
+    read_gpus,
+    read_memory_used_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from nccltune.bench.nccl_log import NcclReport
-    from nccltune.fingerprint import Fingerprint
+    from nccltune.host.fingerprint import Fingerprint
     from nccltune.measurement import PayloadRequest, Settings
 
 NOT_SETTINGS = ("NCCL_DEBUG", "NCCL_CONF_FILE", "NCCL_NVLS_ENABLE", "NCCL_VERSION")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from nccltune.cli.envelope import Complaint
 from nccltune.errors import HostError, UsageProblem
 from nccltune.export.profile_text import source_doubt
-from nccltune.fingerprint import Fingerprint, Match, MatchKind, compare
-from nccltune.host_facts import read_here
-from nccltune.host_match import restricted
-from nccltune.server_python import find_python
+from nccltune.host.facts import read_here
+from nccltune.host.fingerprint import Fingerprint, Match, MatchKind, compare
+from nccltune.host.match import restricted
+from nccltune.host.server_python import find_python
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

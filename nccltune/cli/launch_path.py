@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from nccltune.cli.envelope import Answer, Complaint
 from nccltune.errors import ExitCode, HostError
-from nccltune.gpu_choice import choose_gpus
-from nccltune.hardware import read_gpus
+from nccltune.host.gpu_choice import choose_gpus
+from nccltune.host.hardware import read_gpus
 from nccltune.sglang.allreduce_path import PathVerdict, all_reduce_path
 from nccltune.sglang.defaults import base_environment, writes_for
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from nccltune.apart import ApartError, Errand, end, receive, start
-from nccltune.running import LOOK_UP_TIMEOUT_S, inherited_environ
+from nccltune.inject.apart import ApartError, Errand, end, receive, start
+from nccltune.inject.running import LOOK_UP_TIMEOUT_S, inherited_environ
 
 RECORD_TIMEOUT_S = 10.0
 
@@ -72,8 +72,8 @@ def _look_up(
     is_required: bool,
 ) -> Mapping[str, object]:
     # Loaded here, in the child: an installation that is broken costs no launch.
-    from nccltune.inject import apply, decide
-    from nccltune.run_report import decision_data, describe
+    from nccltune.inject.decision import apply, decide
+    from nccltune.inject.run_report import decision_data, describe
     from nccltune.store import Launches
 
     decision, record = decide(
@@ -95,7 +95,7 @@ def _look_up(
 
 
 def _write_down(record: Mapping[str, Any], pid: int) -> Mapping[str, object]:
-    from nccltune.procfs import read_process
+    from nccltune.live.procfs import read_process
     from nccltune.store import LaunchRecord, append_launch_record
 
     process = read_process(pid)

@@ -10,14 +10,14 @@ from nccltune.cli.envelope import Answer
 from nccltune.cli.options import json_option, launch_argument, workload_options
 from nccltune.cli.tables import fact_grid, heading, indent, number_table
 from nccltune.cli.workload import Demand, WorkloadOptions, workload_from_options
-from nccltune.payloads import payload_rows
+from nccltune.payloads.derive import payload_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rich.console import RenderableType
 
-    from nccltune.payloads import Batch, Workload, WorkloadRow
+    from nccltune.payloads.derive import Batch, Workload, WorkloadRow
 
 
 @click.command(name="payloads")

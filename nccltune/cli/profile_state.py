@@ -19,9 +19,9 @@ from nccltune.cli.words import NO_SETTINGS, format_settings
 from nccltune.errors import ExitCode, FileError, UsageProblem
 from nccltune.export import EXPORTS, export_profile, export_warnings
 from nccltune.export.profile_text import source_doubt
+from nccltune.host.server_python import find_python, installed_version, package_dirs
+from nccltune.inject.profile_effects import effects_on
 from nccltune.profile import check_name
-from nccltune.profile_effects import effects_on
-from nccltune.server_python import find_python, installed_version, package_dirs
 from nccltune.store import (
     Where,
     activate,
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from nccltune.inject.profile_effects import Effect
     from nccltune.profile import Profile
-    from nccltune.profile_effects import Effect
     from nccltune.store import Activation
 
 _NEXT_LAUNCH = "Servers that run now keep what they were started with; the next launch gets this."

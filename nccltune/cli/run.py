@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from nccltune.running import HELP, main
+from nccltune.inject.running import HELP, main
 
 
 class RunCommand(click.Command):
-    """A command whose words are read by ``nccltune.running``, which starts without click too."""
+    """A command whose words ``nccltune.inject.running`` reads, which starts without click too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Leave every word as it was typed."""
@@ -16,7 +16,7 @@ class RunCommand(click.Command):
         return ctx.args
 
     def get_help(self, ctx: click.Context) -> str:
-        """Return the help that ``nccltune.running`` prints."""
+        """Return the help that ``nccltune.inject.running`` prints."""
         return HELP.rstrip()
 
 

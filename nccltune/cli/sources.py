@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nccltune.bench.session import BenchOptions, Session, open_session
 from nccltune.cli.launch_path import has_no_gpu, launch_environment
 from nccltune.errors import HostError, UsageProblem
-from nccltune.hardware import read_gpus
+from nccltune.host.hardware import read_gpus
 from nccltune.paths import state_dir
 from nccltune.recording import RecordingBench, find_recording
 from nccltune.search.engine import LOCK_NAME

@@ -13,20 +13,20 @@ import click
 
 from nccltune.cli.envelope import Answer, Complaint
 from nccltune.cli.options import json_option
-from nccltune.drift import KeyState, Verdict
 from nccltune.errors import ExitCode, UsageProblem
-from nccltune.fingerprint import MatchKind
+from nccltune.host.fingerprint import MatchKind
+from nccltune.live.drift import KeyState, Verdict
+from nccltune.live.procfs import find_servers
+from nccltune.live.published import Published, read_published
+from nccltune.live.stock import Stock, take_stock
 from nccltune.paths import state_dir
-from nccltune.procfs import find_servers
-from nccltune.published import Published, read_published
-from nccltune.stock import Stock, take_stock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from nccltune.drift import KeyReport
-    from nccltune.live_profile import LiveProfile
-    from nccltune.live_servers import RankReport, ServerReport
+    from nccltune.live.drift import KeyReport
+    from nccltune.live.profile_standing import LiveProfile
+    from nccltune.live.servers import RankReport, ServerReport
 
 _LABEL_WIDTH = 16
 _UNKNOWN_VERDICTS = frozenset({Verdict.UNREADABLE, Verdict.BYPASSED, Verdict.STARTING})

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nccltune.errors import FileError, UsageProblem
-from nccltune.model_config import load_model_shape
-from nccltune.payloads import (
+from nccltune.payloads.derive import (
     SpeculationShape,
     Workload,
     default_workload,
@@ -17,13 +16,14 @@ from nccltune.payloads import (
     workload_from_model,
     workload_from_payloads,
 )
+from nccltune.payloads.model_config import load_model_shape
+from nccltune.payloads.shapes import KIMI_K25, ModelShape
 from nccltune.sglang.command import (
     LaunchCommand,
     parse_launch,
     payload_doubts,
     speculation_shape,
 )
-from nccltune.shapes import KIMI_K25, ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

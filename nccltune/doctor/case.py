@@ -13,24 +13,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccltune.conf_files import ConfFile, effective_settings, read_conf_files
 from nccltune.doctor.interpreter import Interpreter, find_interpreter, own_interpreter
 from nccltune.doctor.server import ProbedServer, ProbeError, probe_server
 from nccltune.errors import HostError, NccltuneError, UsageProblem
-from nccltune.gpu_choice import VARIABLE as VISIBLE_VARIABLE
-from nccltune.gpu_choice import choose_gpus
-from nccltune.hardware import Gpu, Hardware, read_gpus
-from nccltune.host_facts import nccl_version
-from nccltune.model_config import load_model_shape
+from nccltune.host.conf_files import ConfFile, effective_settings, read_conf_files
+from nccltune.host.facts import nccl_version
+from nccltune.host.gpu_choice import VARIABLE as VISIBLE_VARIABLE
+from nccltune.host.gpu_choice import choose_gpus
+from nccltune.host.hardware import Gpu, Hardware, read_gpus
 from nccltune.paths import state_dir
+from nccltune.payloads.model_config import load_model_shape
 from nccltune.sglang.command import LaunchCommand, parse_launch
 from nccltune.store import ActiveState, read_active
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from nccltune.fingerprint import Fingerprint, LinkMatrix
-    from nccltune.shapes import ModelShape
+    from nccltune.host.fingerprint import Fingerprint, LinkMatrix
+    from nccltune.payloads.shapes import ModelShape
 
 _HOME_FROM_ENVIRONMENT = (2, 30, 3)
 """NCCL from this version on takes ``$HOME`` for its home, before it the user database."""

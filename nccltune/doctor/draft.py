@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from nccltune.doctor.check import Check, Status
 from nccltune.errors import FileError, NccltuneError
 from nccltune.jsontext import parse_json
-from nccltune.model_config import load_model_shape
+from nccltune.payloads.model_config import load_model_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nccltune.doctor.case import Case
-    from nccltune.shapes import ModelShape
+    from nccltune.payloads.shapes import ModelShape
 
 IDS_KEY = "eagle_aux_hidden_state_layer_ids"
 CONFIG_KEY = "eagle_config"

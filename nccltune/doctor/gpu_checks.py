@@ -15,14 +15,14 @@ from nccltune.bench.fitness import (
 )
 from nccltune.doctor.check import Check, Status, split_advice
 from nccltune.errors import HostError
-from nccltune.hardware import read_peer_refusals
-from nccltune.procfs import TITLE_PREFIX, read_process
+from nccltune.host.hardware import read_peer_refusals
+from nccltune.live.procfs import TITLE_PREFIX, read_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nccltune.doctor.case import Case
-    from nccltune.hardware import Gpu
+    from nccltune.host.hardware import Gpu
 
 _DEPENDENT = ("gpu_links", "peer_access", "gpu_users", "shm")
 _MIB = 1 << 20

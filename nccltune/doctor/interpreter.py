@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from nccltune.server_python import find_python
+from nccltune.host.server_python import find_python
 from nccltune.sglang.argv import split_launch
 
 if TYPE_CHECKING:

@@ -6,16 +6,16 @@ import difflib
 from typing import TYPE_CHECKING
 
 from nccltune.bench.fitness import contradicting_settings
-from nccltune.conf_files import effective_settings
 from nccltune.doctor.check import Check, Status
 from nccltune.envvars import CATALOGUE, Kind
-from nccltune.marker import MARKER, parse_marker
+from nccltune.host.conf_files import effective_settings
+from nccltune.inject.marker import MARKER, parse_marker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from nccltune.doctor.case import Case
-    from nccltune.fingerprint import LinkMatrix
+    from nccltune.host.fingerprint import LinkMatrix
 
 _HARMFUL = (
     "NCCL_CHUNK_SIZE",

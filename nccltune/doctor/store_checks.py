@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from nccltune.doctor.check import Check, Status, split_advice
 from nccltune.doctor.mounts import mount_of, parse_mountinfo
 from nccltune.errors import NccltuneError
-from nccltune.fingerprint import Fingerprint, MatchKind, compare
-from nccltune.host_match import restricted
+from nccltune.host.fingerprint import Fingerprint, MatchKind, compare
+from nccltune.host.match import restricted
+from nccltune.inject.resolver import resolve
 from nccltune.paths import HOME_VARIABLE
-from nccltune.resolver import resolve
 from nccltune.store import Policy, read_policy
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from nccltune.doctor.case import Case
     from nccltune.doctor.mounts import Mount
-    from nccltune.resolver import Decision
+    from nccltune.inject.resolver import Decision
 
 _CONTAINER_MARKS = (".dockerenv", "run/.containerenv")
 _HOW = {"manual": " by hand", "daemon": " by nccltuned", "search": " by a search"}

@@ -22,7 +22,7 @@ from typing import Any
 
 from nccltune.envvars import CATALOGUE, Kind
 from nccltune.errors import FileError, HostError, UsageProblem
-from nccltune.server_python import find_python
+from nccltune.host.server_python import find_python
 
 PACKAGE = "nccltune_hook"
 GROUP = "sglang.srt.plugins"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nccltune.measurement import Bench, Launch, Settings
-    from nccltune.payloads import Workload
+    from nccltune.payloads.derive import Workload
 
 LOCK_NAME = "search.lock"
 FINALS_SHARE = 0.6

@@ -14,7 +14,7 @@ from nccltune.measurement import Launch, PayloadRequest
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nccltune.payloads import Workload
+    from nccltune.payloads.derive import Workload
 
 GUARD_POINT_RATIO = 1.03
 """Limit of a guard's ratio where only one figure is to be had: within the band that more launches

@@ -17,8 +17,8 @@ from nccltune.sglang.defaults import Release, is_at_least
 from nccltune.sglang.flags import is_false, is_true
 
 if TYPE_CHECKING:
+    from nccltune.payloads.shapes import ModelShape
     from nccltune.sglang.command import LaunchCommand
-    from nccltune.shapes import ModelShape
 
 CUSTOM_V2_RELEASE: Release = (0, 5, 12)
 PCIE_IPC_RELEASE: Release = (0, 5, 21)

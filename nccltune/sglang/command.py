@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nccltune.errors import UsageProblem
+from nccltune.payloads.shapes import DEFAULT_CHUNKED_PREFILL_SIZE, ModelShape, SpeculationShape
 from nccltune.sglang.argv import assignments, split_launch
 from nccltune.sglang.flags import Flags, is_true, likely_typos, read_flags, with_config_file
-from nccltune.shapes import DEFAULT_CHUNKED_PREFILL_SIZE, ModelShape, SpeculationShape
 
 EAGLE_FAMILY = frozenset({"EAGLE", "EAGLE3", "NEXTN"})
 """Algorithms with a draft model of a layer or a few, whose all-reduces are known here."""

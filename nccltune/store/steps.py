@@ -15,7 +15,7 @@ from typing import Literal
 
 from nccltune.atomic import make_dir, write_atomic
 from nccltune.errors import FileError, NccltuneError, UsageProblem
-from nccltune.marker import settings_digest
+from nccltune.inject.marker import settings_digest
 from nccltune.paths import state_dir
 from nccltune.profile import Profile, check_name, format_profile, parse_profile
 from nccltune.store.files import (

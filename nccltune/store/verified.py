@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from nccltune.atomic import make_dir, write_atomic
 from nccltune.errors import NccltuneError, UsageProblem
+from nccltune.inject.marker import settings_digest
 from nccltune.jsontext import parse_json
-from nccltune.marker import settings_digest
 from nccltune.paths import state_dir
 from nccltune.profile import Profile, check_name
 from nccltune.store.files import SUFFIX, Where, find_profile

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from nccltune.errors import NccltuneError
-from nccltune.listeners import listens
-from nccltune.procfs import is_launch, read_process
+from nccltune.live.listeners import listens
+from nccltune.live.procfs import is_launch, read_process
 from nccltune.sglang.command import parse_launch
 from nccltune.sglang.endpoints import Endpoint, Health, endpoint_of, read_health
 

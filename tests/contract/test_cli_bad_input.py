@@ -13,7 +13,7 @@ from nccltune.cli.bench import answer_from_reports
 from nccltune.cli.workload import Demand
 from nccltune.errors import ExitCode, FileError, RankError
 from nccltune.measurement import Outcome
-from nccltune.payloads import default_workload
+from nccltune.payloads.derive import default_workload
 from nccltune.search.engine import LOCK_NAME
 from nccltune.search.journal import search_lock
 from tests.support.command_line import envelope_of

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.marker import MARKER
-from nccltune.procfs import find_servers, read_environ
+from nccltune.inject.marker import MARKER
+from nccltune.live.procfs import find_servers, read_environ
 from nccltune.profile import Profile
 from nccltune.store import activate, deactivate, profiles_dir, read_active, save_candidate
 from tests.support.service import (

@@ -15,7 +15,7 @@ from nccltune.bench.launcher import GpuBench
 from nccltune.bench.rank import RankSamples
 from nccltune.bench.ranks import RankFault, Ranks
 from nccltune.measurement import Outcome, PayloadRequest
-from nccltune.payloads import default_workload
+from nccltune.payloads.derive import default_workload
 from nccltune.search.engine import SearchPlan, run_search
 from nccltune.search.result import Verdict
 from tests.support.hosts import STANDIN_MODULE, standin_bench, standin_plan

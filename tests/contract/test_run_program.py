@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from nccltune.inject import command_digest
-from nccltune.marker import KEEP_ENVIRON, MARKER, format_marker, settings_digest
+from nccltune.inject.decision import command_digest
+from nccltune.inject.marker import KEEP_ENVIRON, MARKER, format_marker, settings_digest
 from nccltune.profile import Profile
 from nccltune.store import (
     activate,
@@ -253,7 +253,7 @@ def test_an_environment_with_no_room_for_the_profile_costs_the_profile_alone(
 
 def test_ctrl_c_ends_quietly(host: LaunchHost) -> None:
     before = (
-        "import nccltune.inject as i, os, signal\n"
+        "import nccltune.inject.decision as i, os, signal\n"
         "def decide(*_, **__):\n"
         "    for pid in (os.getppid(), os.getpid()):  # as a terminal does\n"
         "        os.kill(pid, signal.SIGINT)\n"
@@ -394,24 +394,25 @@ def test_another_command_starts_as_it_is(host: LaunchHost) -> None:
 @pytest.mark.parametrize(
     ("before", "named"),
     [
-        ("sys.modules['nccltune.inject'] = None", "ModuleNotFoundError"),
+        ("sys.modules['nccltune.inject.decision'] = None", "ModuleNotFoundError"),
         ("sys.modules['nccltune.store'] = None", "ModuleNotFoundError"),
         (
-            "import nccltune.resolver as r\nr.resolve = lambda **_: 1 / 0\n"
-            "import nccltune.inject as i\ni.resolve = r.resolve",
+            "import nccltune.inject.resolver as r\nr.resolve = lambda **_: 1 / 0\n"
+            "import nccltune.inject.decision as i\ni.resolve = r.resolve",
             "bug in nccltune: ZeroDivisionError",
         ),
         (
-            "import nccltune.inject as i, os\ni.decide = lambda *_, **__: os.kill(os.getpid(), 11)",
+            "import nccltune.inject.decision as i, os\n"
+            "i.decide = lambda *_, **__: os.kill(os.getpid(), 11)",
             "SIGSEGV",
         ),
         (
-            "import nccltune.inject as i, nccltune.running as r, time\n"
+            "import nccltune.inject.decision as i, nccltune.inject.running as r, time\n"
             "r.LOOK_UP_TIMEOUT_S = 0.5\ni.decide = lambda *_, **__: time.sleep(60)",
             "no answer within 0.5 s",
         ),
         (
-            "import nccltune.inject as i, sys\ni.decide = lambda *_, **__: sys.exit(7)",
+            "import nccltune.inject.decision as i, sys\ni.decide = lambda *_, **__: sys.exit(7)",
             "without an answer",
         ),
         ("import os\nos.fork = lambda: (_ for _ in ()).throw(OSError(11, 'no pids'))", "no pids"),
@@ -442,7 +443,7 @@ def test_a_fault_of_the_driver_costs_the_profile_alone(
     host: LaunchHost, module: str, named: str
 ) -> None:
     (host.nvml / "pynvml.py").write_text(module)
-    patience = "import nccltune.driver_answer as d\nd.DRIVER_TIMEOUT_S = 0.3"
+    patience = "import nccltune.inject.driver_answer as d\nd.DRIVER_TIMEOUT_S = 0.3"
 
     ran = run(host, before=patience)
 

@@ -12,7 +12,7 @@ import pytest
 
 from nccltune.errors import BusyError, FileError, HostError
 from nccltune.measurement import Outcome
-from nccltune.payloads import default_workload
+from nccltune.payloads.derive import default_workload
 from nccltune.search.engine import SearchPlan, run_search
 from nccltune.search.result import Progress, SearchResult, Stage, Verdict
 from nccltune.stats import geometric_mean

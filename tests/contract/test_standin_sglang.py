@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nccltune.procfs import find_servers, read_environ
+from nccltune.live.procfs import find_servers, read_environ
 from nccltune.sglang.command import parse_launch
 from nccltune.sglang.defaults import base_environment, writes_for
 from nccltune.sglang.log_stages import LogReader, Mark, Stage

@@ -18,7 +18,7 @@ import pytest
 from nccltune.cli.envelope import Answer, plain
 from nccltune.cli.status import command
 from nccltune.errors import ExitCode
-from nccltune.procfs import find_servers
+from nccltune.live.procfs import find_servers
 from nccltune.profile import Profile
 from nccltune.store import activate, deactivate, profiles_dir, save_candidate
 from nccltuned.child import call_in_child
@@ -283,7 +283,7 @@ def test_status_by_a_user_who_may_not_read_the_ranks_exits_4(
 
 def test_status_loads_nothing_heavy() -> None:
     code = (
-        "import sys, nccltune.cli.status, nccltune.stock; "
+        "import sys, nccltune.cli.status, nccltune.live.stock; "
         "heavy = {'torch', 'optuna', 'numpy', 'rich', 'httpx'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )

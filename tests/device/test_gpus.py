@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from nccltune.bench.session import BenchOptions, Session, open_session
-from nccltune.hardware import read_gpus
+from nccltune.host.hardware import read_gpus
 from nccltune.measurement import Outcome, PayloadRequest
 from nccltune.sglang.defaults import base_environment
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nccltune.paths import shipped_recordings_dir
-from nccltune.payloads import default_workload
+from nccltune.payloads.derive import default_workload
 from nccltune.recording import Recording, RecordingBench, load_recording, settings_key
 from nccltune.search.engine import SearchPlan, run_search
 from nccltune.search.objective import GUARD_POINT_RATIO, Objective, pooled_medians

@@ -12,7 +12,7 @@ import pytest
 from nccltune.bench.nccl_log import NcclReport
 from nccltune.cli import main
 from nccltune.cli.sources import Source
-from nccltune.fingerprint import Fingerprint
+from nccltune.host.fingerprint import Fingerprint
 from nccltune.measurement import Launch, Outcome, PayloadMeasurement
 from nccltune.search.space import HostFacts
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nccltune.doctor import Case
-    from nccltune.fingerprint import Fingerprint
+    from nccltune.host.fingerprint import Fingerprint
 
 PYTHON = Path("/opt/sglang/bin/python")
 LIBRARY = "/opt/sglang/lib/libnccl.so.2"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nccltune.bench.host import HostPlan
 from nccltune.bench.launcher import GpuBench
-from nccltune.hardware import Gpu
+from nccltune.host.hardware import Gpu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

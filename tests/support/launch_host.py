@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccltune.host_facts import read_here
+from nccltune.host.facts import read_here
 from nccltune.profile import Profile
 from tests.support.fake_nvml import nvswitch_host, pcie_host
 
 if TYPE_CHECKING:
-    from nccltune.fingerprint import Fingerprint
+    from nccltune.host.fingerprint import Fingerprint
     from tests.support.fake_nvml import FakeNvml
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nccltune.errors import NccltuneError
-from nccltune.payloads import default_workload
+from nccltune.payloads.derive import default_workload
 from nccltune.search.engine import SearchPlan, run_search
 from tests.support.hosts import standin_bench
 from tests.support.studies import FACTS

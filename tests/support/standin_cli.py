@@ -15,7 +15,7 @@ import nccltune.bench.session as session
 import nccltune.cli.sources as sources
 from nccltune.bench.launcher import GpuBench
 from nccltune.cli import main
-from nccltune.hardware import Hardware
+from nccltune.host.hardware import Hardware
 from tests.support.hosts import REPOSITORY, STANDIN_MODULE, standin_gpu
 
 

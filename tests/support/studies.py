@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccltune.payloads import default_workload
+from nccltune.payloads.derive import default_workload
 from nccltune.search.journal import open_study
 from nccltune.search.objective import Objective
 from nccltune.search.space import HostFacts, Space

@@ -54,7 +54,7 @@ _NCCL_VERSION = "2.28.9"
 _LIBRARY = b"a stand-in for NCCL"
 _SAVE_PROFILE = """
 import json, sys
-from nccltune.host_facts import read_here
+from nccltune.host.facts import read_here
 from nccltune.profile import Profile
 from nccltune.store import save_candidate
 here = read_here(sys.argv[1], {}).to_json()

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from nccltune.payloads.shapes import KIMI_K25, ModelShape
 from nccltune.sglang.allreduce_path import AllReducePath, PathVerdict, all_reduce_path
 from nccltune.sglang.command import parse_launch
-from nccltune.shapes import KIMI_K25, ModelShape
 
 LLAMA = ModelShape("LlamaForCausalLM", "llama", 8192, 80)
 PCIE_IPC = {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from nccltune.apart import ApartError, Errand, end, receive, start
+from nccltune.inject.apart import ApartError, Errand, end, receive, start
 
 
 @contextmanager

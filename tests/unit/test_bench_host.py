@@ -14,8 +14,8 @@ from nccltune.bench.fitness import (
 )
 from nccltune.bench.host import HostPlan, plan_host, preflight, rank_environ
 from nccltune.errors import BusyError, ExitCode, HostError
-from nccltune.gpu_choice import choose_gpus
-from nccltune.hardware import read_gpus
+from nccltune.host.gpu_choice import choose_gpus
+from nccltune.host.hardware import read_gpus
 from tests.support.fake_nvml import GIB, MIB, FakeNvml, fake_uuid, nvswitch_host, pcie_host
 
 PLENTY_BYTES = 64 * GIB

@@ -18,7 +18,7 @@ from tests.support.command_line import FINGERPRINT, envelope_of
 from tests.support.readers import READERS
 
 if TYPE_CHECKING:
-    from nccltune.fingerprint import Fingerprint
+    from nccltune.host.fingerprint import Fingerprint
 
 SETTINGS = {"NCCL_PROTO": "allreduce:LL", "NCCL_THREAD_THRESHOLDS": "-2 -2 -2 4 -2 -2"}
 MINE = Profile("mine", SETTINGS, source="gpus", fingerprint=FINGERPRINT.to_json())

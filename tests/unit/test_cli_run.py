@@ -7,13 +7,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from nccltune import entry, running
+from nccltune import entry
 from nccltune.cli.run import command
 from nccltune.errors import FileError
-from nccltune.fingerprint import MatchKind
-from nccltune.resolver import Decision
-from nccltune.run_report import decision_data, describe, write_report
-from nccltune.running import (
+from nccltune.host.fingerprint import MatchKind
+from nccltune.inject import running
+from nccltune.inject.resolver import Decision
+from nccltune.inject.run_report import decision_data, describe, write_report
+from nccltune.inject.running import (
     EXIT_CANNOT_RUN,
     EXIT_NOT_FOUND,
     EXIT_OWN_FAULT,

@@ -11,15 +11,15 @@ import pytest
 
 import nccltune.cli.status as status
 from nccltune.cli.envelope import Answer, plain
-from nccltune.drift import KeyReport, KeyState, Verdict
 from nccltune.errors import ExitCode, UsageProblem
-from nccltune.fingerprint import MatchKind
-from nccltune.live_profile import LiveProfile
-from nccltune.live_servers import RankReport, ServerReport
-from nccltune.procfs import Process, Server
-from nccltune.published import Published
+from nccltune.host.fingerprint import MatchKind
+from nccltune.live.drift import KeyReport, KeyState, Verdict
+from nccltune.live.procfs import Process, Server
+from nccltune.live.profile_standing import LiveProfile
+from nccltune.live.published import Published
+from nccltune.live.servers import RankReport, ServerReport
+from nccltune.live.stock import Stock
 from nccltune.sglang.allreduce_path import AllReducePath, PathVerdict
-from nccltune.stock import Stock
 
 PROFILE = LiveProfile(
     name="mine",

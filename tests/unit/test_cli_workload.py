@@ -9,7 +9,7 @@ import pytest
 
 from nccltune.cli.workload import WorkloadOptions, workload_from_options
 from nccltune.errors import FileError, UsageProblem
-from nccltune.payloads import default_workload
+from nccltune.payloads.derive import default_workload
 
 if TYPE_CHECKING:
     from pathlib import Path

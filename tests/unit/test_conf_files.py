@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.conf_files import (
+from nccltune.host.conf_files import (
     NEUTRAL_VALUES,
     effective_settings,
     neutral_settings,

@@ -7,7 +7,7 @@ import pytest
 
 from nccltune.doctor import Check, Status, examine
 from nccltune.doctor.server import NcclLibrary
-from nccltune.marker import MARKER, format_marker
+from nccltune.inject.marker import MARKER, format_marker
 from nccltune.profile import Profile
 from nccltune.store import activate, save_candidate
 from tests.support.doctor_hosts import (

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from nccltune.drift import (
+from nccltune.inject.marker import Marker
+from nccltune.live.drift import (
     ConfEntry,
     Expectation,
     KeyReport,
@@ -16,7 +17,6 @@ from nccltune.drift import (
     compare_rank,
     judge,
 )
-from nccltune.marker import Marker
 
 DIGEST, OTHER_DIGEST = "a" * 16, "b" * 16
 ALGO, CUMEM = "NCCL_ALGO", "NCCL_CUMEM_ENABLE"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.failed_starts import Ending, Start, failures_against, read_log
+from nccltune.live.failed_starts import Ending, Start, failures_against, read_log
 
 PROFILE, OTHER = "a" * 16, "b" * 16
 LOGS = Path(__file__).resolve().parents[1] / "data/sglang-logs"

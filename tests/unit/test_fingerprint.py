@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nccltune.fingerprint import Fingerprint, Match, MatchKind, compare
+from nccltune.host.fingerprint import Fingerprint, Match, MatchKind, compare
 
 HERE = Fingerprint(
     gpu_names=("NVIDIA H200",) * 2,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from nccltune.errors import ExitCode, HostError, NccltuneError, UsageProblem
-from nccltune.gpu_choice import choose_gpus
-from nccltune.hardware import Hardware, read_gpus
+from nccltune.host.gpu_choice import choose_gpus
+from nccltune.host.hardware import Hardware, read_gpus
 from tests.support.fake_nvml import GPU_IS_LOST, FakeNvml, fake_uuid, nvswitch_host
 
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import nccltune.hardware as hardware_module
+import nccltune.host.hardware as hardware_module
 from nccltune.errors import ExitCode, HostError
-from nccltune.hardware import (
+from nccltune.host.hardware import (
     GpuProcess,
     read_foreign_processes,
     read_gpus,
@@ -38,7 +38,7 @@ from tests.support.fake_nvml import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nccltune.hardware import Hardware
+    from nccltune.host.hardware import Hardware
 
 
 def read(nvml: FakeNvml, tmp_path: Path) -> Hardware:

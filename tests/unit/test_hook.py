@@ -16,11 +16,11 @@ import pytest
 import nccltune_hook
 from nccltune.envvars import CATALOGUE, Kind
 from nccltune.errors import NccltuneError
-from nccltune.fingerprint import Fingerprint, MatchKind, compare
-from nccltune.inject import command_digest
+from nccltune.host.fingerprint import Fingerprint, MatchKind, compare
+from nccltune.inject.decision import command_digest
+from nccltune.inject.marker import format_marker, parse_marker, settings_digest
+from nccltune.inject.overrides import share_out
 from nccltune.installing import hook_files
-from nccltune.marker import format_marker, parse_marker, settings_digest
-from nccltune.overrides import share_out
 from nccltune.paths import state_dir
 from nccltune.profile import Profile, format_profile
 from nccltune.sglang.command import parse_launch

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nccltune import host_facts
 from nccltune.errors import HostError, UsageProblem
-from nccltune.host_facts import nccl_version, read_here, read_host
+from nccltune.host import facts as host_facts
+from nccltune.host.facts import nccl_version, read_here, read_host
 from tests.support.fake_nvml import LIBRARY_NOT_FOUND, FakeNvml, fake_uuid, pcie_host
 from tests.support.launch_host import make_site
 

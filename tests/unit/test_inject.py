@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from nccltune import inject
 from nccltune.envvars import CATALOGUE, Kind
 from nccltune.errors import HostError
-from nccltune.fingerprint import MatchKind
-from nccltune.host_facts import HostFacts, read_visible
-from nccltune.inject import Injection, apply, command_digest, decide
-from nccltune.marker import KEEP_ENVIRON, MARKER, OWN_NAMES, format_marker, settings_digest
+from nccltune.host.facts import HostFacts, read_visible
+from nccltune.host.fingerprint import MatchKind
+from nccltune.inject import decision as inject
+from nccltune.inject.decision import Injection, apply, command_digest, decide
+from nccltune.inject.marker import KEEP_ENVIRON, MARKER, OWN_NAMES, format_marker, settings_digest
+from nccltune.inject.resolver import Decision
 from nccltune.profile import Profile
-from nccltune.resolver import Decision
 from nccltune.store import Launches, activate, profiles_dir, read_active, save_candidate
 from tests.support.launch_host import SETTINGS, LaunchHost, make_host
 

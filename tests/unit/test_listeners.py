@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from nccltune.listeners import descendants, listens
+from nccltune.live.listeners import descendants, listens
 
 
 def test_listens_knows_our_own_socket() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.fingerprint import Fingerprint, MatchKind
-from nccltune.live_profile import judge_profile
-from nccltune.marker import settings_digest
+from nccltune.host.fingerprint import Fingerprint, MatchKind
+from nccltune.inject.marker import settings_digest
+from nccltune.live.profile_standing import judge_profile
 from nccltune.profile import Profile
 from nccltune.store import ActiveState
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.drift import KeyState, Verdict
-from nccltune.host_facts import HostFacts
-from nccltune.live_servers import Context, ServerReport, report_servers
-from nccltune.marker import MARKER, format_marker, settings_digest
-from nccltune.procfs import find_servers
+from nccltune.host.facts import HostFacts
+from nccltune.inject.marker import MARKER, format_marker, settings_digest
+from nccltune.live.drift import KeyState, Verdict
+from nccltune.live.procfs import find_servers
+from nccltune.live.servers import Context, ServerReport, report_servers
 from nccltune.profile import Profile
 from nccltune.store import ActiveState, LaunchRecord, Policy
 from tests.support.command_line import FINGERPRINT

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccltune.marker import (
+from nccltune.inject.marker import (
     KEEP_ENVIRON,
     MARKER,
     OWN_NAMES,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nccltune.errors import ExitCode, FileError
-from nccltune.model_config import load_model_shape
+from nccltune.payloads.model_config import load_model_shape
 
 LLAMA: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],

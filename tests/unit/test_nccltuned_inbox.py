@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import nccltune.launch_inbox as launch_inbox
+import nccltune.live.launch_inbox as launch_inbox
 from nccltune.errors import FileError
-from nccltune.launch_inbox import INBOX_NAME, format_message, parse_message, put_on_record
+from nccltune.live.launch_inbox import INBOX_NAME, format_message, parse_message, put_on_record
 from nccltune.paths import state_dir
 from nccltune.store import LaunchRecord, read_launch_records
 from nccltuned.inbox import MAX_PER_MINUTE, Inbox

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nccltune.errors import FileError
-from nccltune.marker import MARKER, parse_marker
+from nccltune.inject.marker import MARKER, parse_marker
 from nccltuned.publish import Publisher, format_env
 from tests.support.stocks import active_data, stock_data
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nccltune.errors import BusyError, FileError
-from nccltune.failed_starts import Ending, Start
-from nccltune.marker import settings_digest
+from nccltune.inject.marker import settings_digest
+from nccltune.live.failed_starts import Ending, Start
 from nccltune.paths import state_dir
 from nccltune.profile import Profile
 from nccltune.store import activate, read_active, save_candidate

@@ -7,7 +7,8 @@ import statistics
 import pytest
 
 from nccltune.measurement import Launch, Outcome, PayloadMeasurement
-from nccltune.payloads import default_workload, workload_from_payloads
+from nccltune.payloads.derive import default_workload, workload_from_payloads
+from nccltune.payloads.workload import Batch, Guard, Payload, Workload
 from nccltune.search.objective import (
     BEST_CASE_RATIO,
     GUARD_POINT_RATIO,
@@ -18,7 +19,6 @@ from nccltune.search.objective import (
     log_noise,
     pooled_medians,
 )
-from nccltune.workload import Batch, Guard, Payload, Workload
 
 GUARDS = (14336, 1376256, 67108864)
 SCORED = (43008, 86016, 172032, 344064)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nccltune.errors import UsageProblem
-from nccltune.payloads import (
+from nccltune.payloads.derive import (
     DEFAULT_GUARDS,
     Batch,
     Guard,
@@ -25,7 +25,7 @@ from nccltune.payloads import (
     workload_from_model,
     workload_from_payloads,
 )
-from nccltune.shapes import KIMI_K25, padded_batch_size
+from nccltune.payloads.shapes import KIMI_K25, padded_batch_size
 
 # "1-8 step 1, 10-32 step 2, 40-64 step 4, ...", cut at 48 running requests: 23 sizes.
 CAPTURED_UP_TO_48 = (*range(1, 9), *range(10, 33, 2), 40, 44, 48)

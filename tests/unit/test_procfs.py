@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.procfs import (
+from nccltune.live.procfs import (
     Process,
     ServerScanner,
     Unreadable,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nccltune.errors import UsageProblem
-from nccltune.profile_effects import EffectKind, effects_on
+from nccltune.inject.profile_effects import EffectKind, effects_on
 
 LAUNCH = ("python", "-m", "sglang.launch_server", "--model-path", "m", "--tp", "8")
 

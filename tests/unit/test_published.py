@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.procfs import read_process
-from nccltune.published import SCHEMA, SYSTEM_RUN_DIR, read_published, run_dir
+from nccltune.live.procfs import read_process
+from nccltune.live.published import SCHEMA, SYSTEM_RUN_DIR, read_published, run_dir
 
 
 def test_run_dir_is_the_users_choice_then_systemds() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.conf_files import read_conf_files
 from nccltune.errors import FileError
-from nccltune.model_config import load_model_shape
+from nccltune.host.conf_files import read_conf_files
+from nccltune.payloads.model_config import load_model_shape
 from nccltune.recording.finding import load_recording
 from nccltune.regular_files import read_regular
 from nccltune.sglang.command import parse_launch

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from nccltune.fingerprint import Fingerprint, MatchKind
-from nccltune.marker import MARKER, format_marker, settings_digest
+from nccltune.host.fingerprint import Fingerprint, MatchKind
+from nccltune.inject.marker import MARKER, format_marker, settings_digest
+from nccltune.inject.resolver import Decision, resolve
 from nccltune.profile import Profile
-from nccltune.resolver import Decision, resolve
 from nccltune.sglang.allreduce_path import AllReducePath
 from nccltune.store import ActiveState, Launches, Policy
 

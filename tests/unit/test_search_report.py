@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nccltune.measurement import Launch, Outcome, Settings
-from nccltune.payloads import default_workload
+from nccltune.payloads.derive import default_workload
 from nccltune.search import report as texts
 from nccltune.search.engine import SearchPlan, run_search
 from nccltune.search.result import Progress, SearchResult, Stage, Verdict

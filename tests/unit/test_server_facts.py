@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.marker import format_marker
-from nccltune.procfs import Server, find_servers
-from nccltune.server_facts import (
+from nccltune.inject.marker import format_marker
+from nccltune.live.procfs import Server, find_servers
+from nccltune.live.server_facts import (
     conf_entries,
     find_record,
     read_boot_id,

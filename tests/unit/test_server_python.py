@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.server_python import (
+from nccltune.host.server_python import (
     find_program,
     find_python,
     installed,

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from nccltune.errors import FileError, UsageProblem
+from nccltune.payloads.shapes import KIMI_K25, ModelShape
 from nccltune.sglang.command import (
     LaunchCommand,
     parse_launch,
@@ -12,7 +13,6 @@ from nccltune.sglang.command import (
     speculation_shape,
 )
 from nccltune.sglang.flags import canonical_name, read_flags
-from nccltune.shapes import KIMI_K25, ModelShape
 
 LLAMA = ModelShape("LlamaForCausalLM", "llama", 8192, 80)
 MODULE = "python -m sglang.launch_server"

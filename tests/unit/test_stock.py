@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.host_facts import HostFacts
+from nccltune.host.facts import HostFacts
+from nccltune.live.stock import read_shape, take_stock
 from nccltune.profile import Profile
 from nccltune.sglang.command import parse_launch
-from nccltune.stock import read_shape, take_stock
 from nccltune.store import activate, profiles_dir, save_candidate
 from tests.support.command_line import FINGERPRINT
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccltune.conf_files import parse_conf
+from nccltune.host.conf_files import parse_conf
 
 
 def read(text: str) -> dict[str, str]:

@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccltune.drift import (
+from nccltune.envvars import CATALOGUE, canonical
+from nccltune.inject.marker import settings_digest
+from nccltune.inject.resolver import Decision, resolve
+from nccltune.live.drift import (
     Expectation,
     KeyReport,
     KeyState,
@@ -19,11 +22,8 @@ from nccltune.drift import (
     compare_rank,
     judge,
 )
-from nccltune.envvars import CATALOGUE, canonical
-from nccltune.marker import settings_digest
-from nccltune.procfs import PROC_ROOT
-from nccltune.resolver import Decision, resolve
-from nccltune.server_facts import (
+from nccltune.live.procfs import PROC_ROOT
+from nccltune.live.server_facts import (
     ServerFacts,
     conf_entries,
     read_facts,
@@ -35,11 +35,11 @@ from nccltune.sglang.defaults import EnvironmentWrite, writes_for
 from nccltune.store import Launches, Policy
 
 if TYPE_CHECKING:
-    from nccltune.host_facts import HostFacts
-    from nccltune.procfs import Rank, Server
+    from nccltune.host.facts import HostFacts
+    from nccltune.live.procfs import Rank, Server
+    from nccltune.payloads.shapes import ModelShape
     from nccltune.sglang.allreduce_path import PathVerdict
     from nccltune.sglang.command import LaunchCommand
-    from nccltune.shapes import ModelShape
     from nccltune.store import ActiveState, LaunchRecord
 
 HostReader = Callable[[str | None, Mapping[str, str]], "tuple[HostFacts | None, str]"]

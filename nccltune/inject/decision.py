@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from nccltune.errors import FileError, NccltuneError, UsageProblem
-from nccltune.marker import KEEP_ENVIRON, KEEP_ENVIRON_VALUE, MARKER, format_marker
+from nccltune.host.server_python import find_python, installed_version, package_dirs
+from nccltune.inject.marker import KEEP_ENVIRON, KEEP_ENVIRON_VALUE, MARKER, format_marker
+from nccltune.inject.resolver import Decision, resolve, screen
 from nccltune.paths import state_dir
-from nccltune.resolver import Decision, resolve, screen
-from nccltune.server_python import find_python, installed_version, package_dirs
 from nccltune.sglang.argv import split_launch
 from nccltune.store import ActiveState, LaunchRecord, Policy, read_active, read_policy
 
 if TYPE_CHECKING:
-    from nccltune.host_facts import HostFacts
+    from nccltune.host.facts import HostFacts
+    from nccltune.payloads.shapes import ModelShape
     from nccltune.sglang.command import LaunchCommand
-    from nccltune.shapes import ModelShape
     from nccltune.store import Launches
 
 GpuReader = Callable[[Mapping[str, str]], "HostFacts"]
@@ -178,7 +178,7 @@ def _host(
     python: str | None, environ: Mapping[str, str], read_gpus: GpuReader | None
 ) -> tuple[HostFacts | None, str]:
     # Loaded here, for a launch that gets no profile never looks at the host.
-    from nccltune.host_facts import nccl_version, read_visible, with_nccl
+    from nccltune.host.facts import nccl_version, read_visible, with_nccl
 
     try:
         facts = (read_gpus or read_visible)(environ)
@@ -189,7 +189,7 @@ def _host(
 
 def _shape(command: LaunchCommand) -> ModelShape | None:
     # Loaded here, as above.
-    from nccltune.model_config import load_model_shape
+    from nccltune.payloads.model_config import load_model_shape
 
     if command.model_path is None:
         return None

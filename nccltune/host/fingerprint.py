@@ -1,6 +1,6 @@
 """The host facts that a profile depends on, and whether two hosts agree in them.
 
-Pure: facts are read in ``nccltune.hardware`` and by the rank processes. A fact that could not be
+Pure: ``nccltune.host.hardware`` and the rank processes read the facts. A fact that could not be
 read is None, never a stand-in value.
 """
 

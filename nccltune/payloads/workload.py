@@ -1,6 +1,6 @@
 """What a search measures: payloads by batch size with their counts, guards, and the table of both.
 
-Pure data; ``nccltune.payloads`` derives it.
+Pure data; ``nccltune.payloads.derive`` derives it.
 """
 
 from __future__ import annotations

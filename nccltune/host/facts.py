@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from nccltune.errors import UsageProblem
-from nccltune.server_python import installed, package_dirs
+from nccltune.host.server_python import installed, package_dirs
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from nccltune.fingerprint import Fingerprint
-    from nccltune.hardware import Gpu, Hardware
+    from nccltune.host.fingerprint import Fingerprint
+    from nccltune.host.hardware import Gpu, Hardware
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 LIBRARY_VARIABLE = "SGLANG_NCCL_SO_PATH"
@@ -85,7 +85,7 @@ def read_host(
 def read_visible(environ: Mapping[str, str], *, nvml: ModuleType | None = None) -> HostFacts:
     """Read the GPUs alone, and no NCCL; arguments and errors as ``read_here``."""
     # Loaded here, for who is told of the GPUs by another process needs no NVML.
-    from nccltune.hardware import read_gpus
+    from nccltune.host.hardware import read_gpus
 
     hardware = read_gpus(nvml)
     gpus = _visible(hardware, environ.get(VISIBLE_VARIABLE))
@@ -122,7 +122,7 @@ def nccl_version(python: str | None, environ: Mapping[str, str]) -> str | None:
 
 def _visible(hardware: Hardware, visible: str | None) -> tuple[Gpu, ...]:
     # Loaded here, as above.
-    from nccltune.gpu_choice import choose_gpus
+    from nccltune.host.gpu_choice import choose_gpus
 
     try:
         return choose_gpus(hardware, visible, None, is_shared=False)

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nccltune.errors import NccltuneError
-from nccltune.live_profile import LiveProfile, judge_profile
-from nccltune.live_servers import Context, ServerReport, report_servers
-from nccltune.procfs import Server, find_servers
+from nccltune.live.procfs import Server, find_servers
+from nccltune.live.profile_standing import LiveProfile, judge_profile
+from nccltune.live.servers import Context, ServerReport, report_servers
 from nccltune.store import Policy, read_active, read_launch_records, read_policy
 
 if TYPE_CHECKING:
-    from nccltune.drift import KeyReport
-    from nccltune.fingerprint import Fingerprint
-    from nccltune.host_facts import HostFacts
-    from nccltune.live_servers import HostReader
+    from nccltune.host.facts import HostFacts
+    from nccltune.host.fingerprint import Fingerprint
+    from nccltune.live.drift import KeyReport
+    from nccltune.live.servers import HostReader
+    from nccltune.payloads.shapes import ModelShape
     from nccltune.sglang.command import LaunchCommand
-    from nccltune.shapes import ModelShape
     from nccltune.store import LaunchRecord
 
 _HOST_VARIABLES = ("CUDA_VISIBLE_DEVICES", "SGLANG_NCCL_SO_PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
@@ -74,7 +74,7 @@ def take_stock(
 def read_shape(command: LaunchCommand) -> ModelShape | None:
     """Read the model of a launch; None where it cannot be found from here."""
     # Loaded here, for a host without servers never needs it.
-    from nccltune.model_config import load_model_shape
+    from nccltune.payloads.model_config import load_model_shape
 
     if command.model_path is None:
         return None
@@ -110,7 +110,7 @@ class _HostBook:
 
 def _read_host(python: str | None, environ: Mapping[str, str]) -> tuple[HostFacts | None, str]:
     # Loaded here, for NVML and what belongs to it are needed only where a profile is active.
-    from nccltune.host_facts import read_host
+    from nccltune.host.facts import read_host
 
     try:
         return read_host(python, environ), ""

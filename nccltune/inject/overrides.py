@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from nccltune.envvars import CATALOGUE, Kind, canonical, find_conflict
-from nccltune.marker import MARKER, parse_marker
+from nccltune.inject.marker import MARKER, parse_marker
 
 if TYPE_CHECKING:
     from nccltune.sglang.defaults import EnvironmentWrite

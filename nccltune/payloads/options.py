@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from nccltune.errors import UsageProblem
-from nccltune.shapes import require_positive
+from nccltune.payloads.shapes import require_positive
 from nccltune.units import format_bytes, parse_size_bytes
 
 MAX_PAYLOAD_BYTES = 1 << 36

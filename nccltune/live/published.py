@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nccltune.procfs import PROC_ROOT, read_process
+from nccltune.live.procfs import PROC_ROOT, read_process
 from nccltune.regular_files import read_regular
 
 SCHEMA = "nccltune.active/1"

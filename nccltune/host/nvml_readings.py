@@ -1,7 +1,7 @@
 """Single readings through an NVML that is already open, and what its errors mean on a real host.
 
-Nothing here imports pynvml: ``nccltune.hardware`` opens it and hands the module over, tests hand
-over a fake.
+Nothing here imports pynvml: ``nccltune.host.hardware`` opens it and hands the module over, tests
+hand over a fake.
 """
 
 from __future__ import annotations

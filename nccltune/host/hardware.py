@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nccltune.fingerprint import Fingerprint, LinkMatrix
-from nccltune.nvml_readings import (
+from nccltune.host.fingerprint import Fingerprint, LinkMatrix
+from nccltune.host.nvml_readings import (
     SYS_ROOT,
     Endpoint,
     host_error,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nccltune.errors import ExitCode
 
 if TYPE_CHECKING:
-    from nccltune.resolver import Decision
+    from nccltune.inject.resolver import Decision
 
 SCHEMA = "nccltune.cli/1"
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from nccltune.errors import FileError
 from nccltune.jsontext import JsonText, parse_json
+from nccltune.payloads.shapes import ModelShape
 from nccltune.regular_files import read_regular
-from nccltune.shapes import ModelShape
 
 TWO_A_LAYER_ARCHITECTURES = frozenset(
     {

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from nccltune.fingerprint import Fingerprint, MatchKind, compare
+from nccltune.host.fingerprint import Fingerprint, MatchKind, compare
 
 if TYPE_CHECKING:
     from nccltune.sglang.command import LaunchCommand

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from nccltune.fingerprint import Fingerprint, MatchKind, compare
-from nccltune.host_match import restricted
-from nccltune.marker import settings_digest
+from nccltune.host.fingerprint import Fingerprint, MatchKind, compare
+from nccltune.host.match import restricted
+from nccltune.inject.marker import settings_digest
 
 if TYPE_CHECKING:
     from nccltune.store import ActiveState

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nccltune.apart import ApartError, Errand, receive
 from nccltune.errors import HostError
-from nccltune.fingerprint import Fingerprint
-from nccltune.host_facts import VISIBLE_VARIABLE, HostFacts, read_visible
+from nccltune.host.facts import VISIBLE_VARIABLE, HostFacts, read_visible
+from nccltune.host.fingerprint import Fingerprint
+from nccltune.inject.apart import ApartError, Errand, receive
 
 DRIVER_TIMEOUT_S = 25.0
 """A driver without its persistence daemon takes seconds for each GPU."""

@@ -25,22 +25,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from nccltune.errors import UsageProblem
-from nccltune.payload_options import check_payload, check_use
-from nccltune.payload_options import parse_batch_option as parse_batch_option
-from nccltune.payload_options import parse_payload_option as parse_payload_option
-from nccltune.payload_options import uses_from_options as uses_from_options
-from nccltune.shapes import KIMI_K25, padded_batch_size
-from nccltune.shapes import ModelShape as ModelShape
-from nccltune.shapes import SpeculationShape as SpeculationShape
-from nccltune.shapes import captured_batch_sizes as captured_batch_sizes
-from nccltune.workload import Batch as Batch
-from nccltune.workload import Guard as Guard
-from nccltune.workload import Payload as Payload
-from nccltune.workload import Workload as Workload
-from nccltune.workload import WorkloadRow as WorkloadRow
-from nccltune.workload import payload_rows as payload_rows
-from nccltune.workload import scored_payloads
-from nccltune.workload import uses as uses
+from nccltune.payloads.options import check_payload, check_use
+from nccltune.payloads.options import parse_batch_option as parse_batch_option
+from nccltune.payloads.options import parse_payload_option as parse_payload_option
+from nccltune.payloads.options import uses_from_options as uses_from_options
+from nccltune.payloads.shapes import KIMI_K25, padded_batch_size
+from nccltune.payloads.shapes import ModelShape as ModelShape
+from nccltune.payloads.shapes import SpeculationShape as SpeculationShape
+from nccltune.payloads.shapes import captured_batch_sizes as captured_batch_sizes
+from nccltune.payloads.workload import Batch as Batch
+from nccltune.payloads.workload import Guard as Guard
+from nccltune.payloads.workload import Payload as Payload
+from nccltune.payloads.workload import Workload as Workload
+from nccltune.payloads.workload import WorkloadRow as WorkloadRow
+from nccltune.payloads.workload import payload_rows as payload_rows
+from nccltune.payloads.workload import scored_payloads
+from nccltune.payloads.workload import uses as uses
 
 LARGE_PAYLOAD_BYTES = 16 << 20
 LARGE_GRAPH_COUNT = 4

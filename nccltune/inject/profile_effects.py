@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nccltune.envvars import CATALOGUE
-from nccltune.overrides import overwritten
+from nccltune.inject.overrides import overwritten
 from nccltune.sglang.command import parse_launch
 from nccltune.sglang.defaults import EnvironmentWrite, writes_for
 

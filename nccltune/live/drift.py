@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nccltune.marker import Marker
+    from nccltune.inject.marker import Marker
 
 
 class KeyState(StrEnum):

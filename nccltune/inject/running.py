@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nccltune.apart import Errand, end, receive, start
+from nccltune.inject.apart import Errand, end, receive, start
 
 EXIT_NO_PROFILE = 3
 EXIT_OWN_FAULT = 125
@@ -209,7 +209,7 @@ def _tuned(options: Options, environ: dict[str, str]) -> tuple[dict[str, str], b
 def _ask_driver(environ: dict[str, str]) -> dict[str, object]:
     """Read the GPUs; runs in a child of its own, while the other one looks at everything else."""
     from nccltune.errors import NccltuneError
-    from nccltune.host_facts import read_visible
+    from nccltune.host.facts import read_visible
 
     try:
         facts = read_visible(environ)
@@ -221,9 +221,9 @@ def _ask_driver(environ: dict[str, str]) -> dict[str, object]:
 def _look_up(options: Options, environ: dict[str, str], gpus: Errand) -> dict[str, object]:
     """Decide, tell and write down; runs in the child."""
     # Loaded here, in the child: an installation that is broken costs no launch.
-    from nccltune.driver_answer import driver_answer
-    from nccltune.inject import apply, decide
-    from nccltune.run_report import describe, write_report
+    from nccltune.inject.decision import apply, decide
+    from nccltune.inject.driver_answer import driver_answer
+    from nccltune.inject.run_report import describe, write_report
     from nccltune.store import Launches, append_launch_record
 
     # The child's parent is the process that becomes the command.

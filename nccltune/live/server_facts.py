@@ -14,17 +14,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccltune.conf_files import (
+from nccltune.errors import NccltuneError
+from nccltune.host.conf_files import (
     CONF_FILE_VARIABLE,
     ETC_CONF_PATH,
     effective_settings,
     read_conf_files,
 )
-from nccltune.drift import ConfEntry
-from nccltune.errors import NccltuneError
-from nccltune.marker import MARKER, Marker, parse_marker
-from nccltune.procfs import PROC_ROOT, EnvironReading, Process, Server, read_environ, started_at_s
-from nccltune.server_python import find_python, installed_version, package_dirs
+from nccltune.host.server_python import find_python, installed_version, package_dirs
+from nccltune.inject.marker import MARKER, Marker, parse_marker
+from nccltune.live.drift import ConfEntry
+from nccltune.live.procfs import (
+    PROC_ROOT,
+    EnvironReading,
+    Process,
+    Server,
+    read_environ,
+    started_at_s,
+)
 from nccltune.sglang.command import LaunchCommand, parse_launch
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from nccltune.errors import FileError
-from nccltune.published import RUN_DIR_VARIABLE, SYSTEM_RUN_DIR
+from nccltune.live.published import RUN_DIR_VARIABLE, SYSTEM_RUN_DIR
 from nccltune.store import LaunchRecord, append_launch_record
 
 INBOX_NAME = "launches.sock"

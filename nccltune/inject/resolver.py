@@ -11,22 +11,22 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from nccltune.errors import NccltuneError
-from nccltune.fingerprint import MatchKind
-from nccltune.host_match import HostMatch, match_host
-from nccltune.marker import settings_digest
-from nccltune.overrides import names_of_ours, overwritten, share_out
+from nccltune.host.fingerprint import MatchKind
+from nccltune.host.match import HostMatch, match_host
+from nccltune.inject.marker import settings_digest
+from nccltune.inject.overrides import names_of_ours, overwritten, share_out
+from nccltune.inject.wrappers import lost_on_the_way
 from nccltune.sglang.allreduce_path import all_reduce_path
 from nccltune.sglang.command import parse_launch
 from nccltune.sglang.defaults import writes_for
 from nccltune.store.policy import Launches, Policy
-from nccltune.wrappers import lost_on_the_way
 
 if TYPE_CHECKING:
-    from nccltune.fingerprint import Fingerprint
+    from nccltune.host.fingerprint import Fingerprint
+    from nccltune.payloads.shapes import ModelShape
     from nccltune.profile import Profile
     from nccltune.sglang.allreduce_path import PathVerdict
     from nccltune.sglang.command import LaunchCommand
-    from nccltune.shapes import ModelShape
     from nccltune.store.state import ActiveState
 
 SHARED_SOURCE = "shared-gpu"

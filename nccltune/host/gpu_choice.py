@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nccltune.errors import HostError, UsageProblem
 
 if TYPE_CHECKING:
-    from nccltune.hardware import Gpu, Hardware
+    from nccltune.host.hardware import Gpu, Hardware
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 DEFAULT_SHARED_RANKS = 2

@@ -1,0 +1,1 @@
+"""What this host is: its GPUs, its NCCL, and whether a profile was made for it."""

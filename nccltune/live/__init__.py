@@ -1,0 +1,1 @@
+"""Running servers against the active profile. Changes nothing in a running process."""
