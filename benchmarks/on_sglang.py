@@ -8,8 +8,18 @@ environment is set by the caller; what it needs of its command line stands after
 
 Stages; each writes its raw data under --out and prints a short table:
 
-routes  run, launch and the hook, each at tensor parallel 1 and with two ranks that share one GPU:
-        is the profile in every rank, by ``nccltune status`` and by NCCL's own log
+routes   run, launch and the hook, each at tensor parallel 1 and with two ranks that share one GPU:
+         is the profile in every rank, by ``nccltune status`` and by NCCL's own log
+steps    tensor parallel 1: 2 against 5 draft steps
+again    tensor parallel 1: the defaults against themselves
+profile  tensor parallel 1: the defaults against a profile, which can change nothing there
+table    tensor parallel 1: no speculation, 5 steps and 2 steps
+url      two ranks that share one GPU, measured as they run: with the profile in both ranks, and
+         with one rank that was started without it
+killed   SIGKILL of the server, of a rank and of nccltune verify itself, in the middle
+tuned    two GPUs: the defaults, what a search found (--found FILE) and the folk profile, with what
+         was predicted beside what is measured; host memory with --shm
+story    two GPUs: no speculation, 5 steps and 2 steps, with the defaults and with --found
 """
 
 from __future__ import annotations
@@ -18,6 +28,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -88,14 +99,17 @@ class Run:
 
     def call(self, name: str, *words: str, environ: Mapping[str, str] | None = None) -> Any:
         """Run a command of nccltune with --json; keep and return its envelope."""
-        command = self.nccltune(*words)
-        done = subprocess.run(
-            [*command, "--json"],
-            env={**self.environ, **(environ or {})},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        at = words.index("--") if "--" in words else len(words)
+        command = self.nccltune(*words[:at], "--json", *words[at:])
+        with (self.out / f"{name}.log").open("w") as log:
+            done = subprocess.run(
+                command,
+                env={**self.environ, **(environ or {})},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                check=False,
+            )
         envelope = json.loads(done.stdout)
         envelope["command_line"] = shlex.join(["nccltune", *words])
         (self.out / f"{name}.json").write_text(json.dumps(envelope, indent=1) + "\n")
@@ -147,10 +161,7 @@ def generate(endpoint: Endpoint, tokens: int) -> Mapping[str, Any]:
 
 def routes(run: Run) -> None:
     """Put a profile into servers by every route, and look whether it arrived."""
-    profile = {"schema": "nccltune.profile/1", "name": PROFILE, "settings": SETTINGS}
-    path = run.out / f"{PROFILE}.json"
-    path.write_text(json.dumps(profile))
-    run.call("import", "profile", "import", str(path), "--replace")
+    keep_profile(run)
     run.call("activate", "profile", "activate", PROFILE, "--any-host")
     run.call("install", "install", "--no-units", "--python", run.python)
     try:
@@ -159,7 +170,7 @@ def routes(run: Run) -> None:
             for lane in lanes:
                 lane.result()
     finally:
-        run.call("uninstall", "uninstall", "--no-units", "--python", run.python)
+        run.call("uninstall", "uninstall", "--python", run.python)
 
 
 def routes_of(run: Run, lane: str) -> None:
@@ -245,7 +256,191 @@ def one_route(run: Run, lane: str, route: str, port: int) -> None:
         )
 
 
-STAGES: dict[str, Callable[[Run], None]] = {"routes": routes}
+def verify(run: Run, name: str, *words: str, environ: Mapping[str, str] | None = None) -> None:
+    """Run ``nccltune verify``; keep its envelope and its table, print the table."""
+    markdown = run.out / f"{name}.md"
+    began = time.monotonic()
+    more = ["--markdown", str(markdown)]
+    if "--url" not in words and run.options.resume:
+        more.append("--resume")
+    envelope = run.call(name, "verify", *more, *words, environ=environ)
+    wall_s = time.monotonic() - began
+    data = envelope["data"]
+    print(
+        f"{name}: {data.get('verdict')}, exit {envelope['exit_code']}, {wall_s:.0f} s;"
+        f" effect {data.get('effect_pct')} % {data.get('effect_ci_pct')}",
+        flush=True,
+    )
+    for error in envelope["errors"]:
+        print(f"{name}: {error['code']}: {error['message']}", flush=True)
+    if markdown.exists():
+        print(markdown.read_text(), flush=True)
+
+
+def boots_of(run: Run) -> list[str]:
+    """Return the option that says how many starts an arm has."""
+    return ["--boots", str(run.options.boots)]
+
+
+def steps(run: Run) -> None:
+    """Compare two numbers of draft steps."""
+    verify(run, "steps", "--num-steps", "2,5", *boots_of(run), "--", *run.sglang(30400, tp=1))
+
+
+def again(run: Run) -> None:
+    """Compare the defaults with themselves."""
+    command = run.sglang(30410, tp=1)
+    verify(run, "again", "--arms", "default,again", *boots_of(run), "--", *command)
+
+
+def profile(run: Run) -> None:
+    """Compare with a profile where no all-reduce is made."""
+    keep_profile(run)
+    arms = ["--arms", f"default,{PROFILE}", "--any-host"]
+    verify(run, "profile", *arms, *boots_of(run), "--", *run.sglang(30420, tp=1))
+
+
+def table(run: Run) -> None:
+    """Lay out the table of the story."""
+    arms = ["--arms", "no-speculation", "--num-steps", "5,2"]
+    verify(run, "table", *arms, *boots_of(run), "--", *run.sglang(30430, tp=1))
+
+
+def url(run: Run) -> None:
+    """Measure running servers: once as it should be, once with a rank that was left out."""
+    keep_profile(run)
+    run.call("activate", "profile", "activate", PROFILE, "--any-host")
+    for name, tuned in (("url-both", (0, 1)), ("url-one", (0,))):
+        port = 30440 + 10 * len(tuned)
+        with ExitStack() as stack:
+            for number, (command, own) in enumerate(nodes_of(run, "shared", port)):
+                route = "run" if number in tuned else "hook"
+                report = run.out / f"{name}-node{number}-report.json"
+                log = stack.enter_context((run.out / f"{name}-node{number}.log").open("w"))
+                environ = {**run.environ, **own, "NCCLTUNE_HOOK": "0", "SPT_NOENV": "1"}
+                stack.enter_context(started(through(run, route, command, report), environ, log))
+            wait_up(Endpoint(port=port))
+            words = ["--url", f"http://127.0.0.1:{port}", "--tokens", "40", "--runs", "2"]
+            verify(run, name, *words)
+
+
+def killed(run: Run) -> None:
+    """Kill what can be killed in the middle of a verify, and look for what is left."""
+    for number, victim in enumerate(("server", "rank", "verify")):
+        port = 30470 + number
+        words = ["verify", "--num-steps", "2,5", "--boots", "2", "--json", "--"]
+        log = (run.out / f"killed-{victim}.log").open("w")
+        answer = (run.out / f"killed-{victim}.json").open("w")
+        process = subprocess.Popen(
+            run.nccltune(*words, *run.sglang(port, tp=1)),
+            env=run.environ,
+            stdout=answer,
+            stderr=log,
+        )
+        wait_up(Endpoint(port=port))
+        time.sleep(3.0)
+        title = {"server": "sglang.launch_server", "rank": "sglang::scheduler"}
+        pids = [process.pid] if victim == "verify" else pids_of(title[victim], process.pid)
+        os.kill(pids[0], signal.SIGKILL)
+        began = time.monotonic()
+        code = process.wait(120.0)
+        ended_s = time.monotonic() - began
+        time.sleep(10.0 if victim == "verify" else 2.0)
+        left = pids_of("sglang", 0)
+        answer.close()
+        text = (run.out / f"killed-{victim}.json").read_text()
+        errors = [each["message"] for each in json.loads(text)["errors"]] if text else []
+        print(
+            f"killed {victim}: verify ended with {code} after {ended_s:.1f} s; left: {left},"
+            f" GPU memory used: {memory_used()}; {errors}",
+            flush=True,
+        )
+
+
+def memory_used() -> str:
+    """Return what the driver's own tool says of every GPU."""
+    if shutil.which("nvidia-smi") is None:
+        return "not known"
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return ", ".join(done.stdout.split("\n")[:-1])
+
+
+def pids_of(word: str, ancestor: int) -> list[int]:
+    """Return processes whose command holds a word and that descend from another (0: any)."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (
+                (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
+            is_own = "nccltune" in command or "on_sglang" in command
+            if word in command and not is_own and (not ancestor or descends(folder, ancestor)):
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def descends(folder: Path, ancestor: int) -> bool:
+    """Tell whether a process has an ancestor."""
+    while folder.name not in ("0", "1"):
+        parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+        if int(parent) == ancestor:
+            return True
+        folder = folder.with_name(parent)
+    return False
+
+
+def keep_profile(run: Run, path: Path | None = None) -> None:
+    """Have a profile in the store: a file's, or the one that is made to be seen."""
+    if path is None:
+        path = run.out / f"{PROFILE}.json"
+        document = {"schema": "nccltune.profile/1", "name": PROFILE, "settings": SETTINGS}
+        path.write_text(json.dumps(document))
+    run.call("import", "profile", "import", str(path), "--replace")
+
+
+def transport_of(run: Run) -> dict[str, str]:
+    """Return what the operator's environment says of the transport."""
+    return {"NCCL_P2P_DISABLE": "1"} if run.options.shm else {}
+
+
+def found_name(run: Run) -> str:
+    """Keep the found profile here; return its name."""
+    keep_profile(run, run.options.found)
+    name: str = json.loads(run.options.found.read_text())["name"]
+    return name
+
+
+def tuned(run: Run) -> None:
+    """Compare the defaults with what a search found, and with the folk profile."""
+    name = "tuned-shm" if run.options.shm else "tuned-nvlink"
+    found = found_name(run)
+    arms = run.options.arms or f"default,{found}"
+    command = run.sglang(30500, tp=2)
+    words = ["--arms", arms.replace("FOUND", found), "--any-host", *boots_of(run)]
+    verify(run, name, *words, "--", *command, environ=transport_of(run))
+
+
+def story(run: Run) -> None:
+    """Lay out the story's table: speculation off, 5 and 2 steps, untuned and tuned."""
+    for settings in ("default", found_name(run)):
+        arms = ["--arms", f"no-speculation,{settings}", "--num-steps", "5,2", "--any-host"]
+        name = f"story-{'default' if settings == 'default' else 'tuned'}"
+        command = run.sglang(30510, tp=2)
+        verify(run, name, *arms, *boots_of(run), "--", *command, environ=transport_of(run))
+
+
+STAGES: dict[str, Callable[[Run], None]] = {
+    "routes": routes,
+    "steps": steps,
+    "again": again,
+    "profile": profile,
+    "table": table,
+    "url": url,
+    "killed": killed,
+    "tuned": tuned,
+    "story": story,
+}
 
 
 def main() -> int:
@@ -261,10 +456,15 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable, help="the interpreter with SGLang")
     parser.add_argument("--stage", action="append", choices=list(STAGES))
     parser.add_argument("--lane", action="append", choices=LANES)
+    parser.add_argument("--boots", type=int, default=4, help="an arm")
+    parser.add_argument("--resume", action="store_true", help="go on with verifies under --out")
+    parser.add_argument("--found", type=Path, help="the profile that a search saved")
+    parser.add_argument("--arms", help="of the stage tuned; FOUND stands for that profile")
+    parser.add_argument("--shm", action="store_true", help="NCCL_P2P_DISABLE=1: host memory")
     options = parser.parse_args(words)
     options.out.mkdir(parents=True, exist_ok=True)
     run = Run(options.out.resolve(), options.model, options.python, tuple(flags), options)
-    for name in options.stage or list(STAGES):
+    for name in options.stage or ["routes"]:
         print(f"== {name}", flush=True)
         STAGES[name](run)
     return 0

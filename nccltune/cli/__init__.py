@@ -33,6 +33,8 @@ VERBS: Mapping[str, Verb] = {
     "profile": Verb("nccltune.cli.profile", "Choose, look at, import and export profiles."),
     "run": Verb("nccltune.cli.run", "Become a command, under the active profile."),
     "launch": Verb("nccltune.cli.launch", "Start a server under the active profile, and watch it."),
+    "verify": Verb("nccltune.cli.verify", "Prove on a real server whether tokens come faster."),
+    "history": Verb("nccltune.cli.history", "List verifies and searches, and how this host moved."),
     "status": Verb("nccltune.cli.status", "Show whether running servers have the active profile."),
     "doctor": Verb("nccltune.cli.doctor", "Look for what makes launches slower than believed."),
     "install": Verb("nccltune.cli.install", "Put units and hook in place.", "install_command"),

@@ -31,6 +31,29 @@ IDLE_EVERY_S = 30.0
 _MAX_HELD_BYTES = 64 * 1024
 
 
+class StartLines:
+    """Chooses what of a start is worth a line: a new stage, and now and then how far it is."""
+
+    def __init__(self) -> None:
+        self._shown: Step | None = None
+        self._next_s = 0.0
+
+    def next(self, moment: Moment) -> str:
+        """Return what to say now; empty for nothing."""
+        waited = moment.waited
+        step, elapsed_s, idle_s = waited.step, waited.elapsed_s, waited.idle_s
+        if moment.served_s is not None:
+            return ""
+        shown, self._shown = self._shown, step
+        if shown is None or (shown.stage, shown.subject) != (step.stage, step.subject):
+            self._next_s = elapsed_s + COUNT_EVERY_S
+            return f"{step.format()}{_took(moment)}"
+        if elapsed_s >= self._next_s and (idle_s >= IDLE_EVERY_S or shown != step):
+            self._next_s = elapsed_s + (IDLE_EVERY_S if idle_s >= IDLE_EVERY_S else COUNT_EVERY_S)
+            return _progress_line(moment)
+        return ""
+
+
 class PlainView:
     """Lines of our own between the server's, never within one of them."""
 
@@ -39,8 +62,7 @@ class PlainView:
         self._lock = threading.Lock()
         self._is_shared = has_one_stream()
         self._in_line: dict[int, bool] = {}
-        self._shown: Step | None = None
-        self._next_s = 0.0
+        self._lines = StartLines()
 
     def write(self, descriptor: int, data: bytes) -> None:
         """Hand the server's output on."""
@@ -59,20 +81,9 @@ class PlainView:
 
     def update(self, moment: Moment) -> None:
         """Write what is worth a line."""
-        step, elapsed_s, idle_s = (
-            moment.waited.step,
-            moment.waited.elapsed_s,
-            moment.waited.idle_s,
-        )
-        if moment.served_s is not None:
-            return
-        shown, self._shown = self._shown, step
-        if shown is None or (shown.stage, shown.subject) != (step.stage, step.subject):
-            self._next_s = elapsed_s + COUNT_EVERY_S
-            self.say(f"{format_clock(elapsed_s)}  {step.format()}{_took(moment)}")
-        elif elapsed_s >= self._next_s and (idle_s >= IDLE_EVERY_S or shown != step):
-            self._next_s = elapsed_s + (IDLE_EVERY_S if idle_s >= IDLE_EVERY_S else COUNT_EVERY_S)
-            self.say(f"{format_clock(elapsed_s)}  {_progress_line(moment)}")
+        text = self._lines.next(moment)
+        if text:
+            self.say(f"{format_clock(moment.waited.elapsed_s)}  {text}")
 
     def finish(self) -> None:
         """Show no more."""
@@ -170,6 +181,15 @@ def picture_of(moment: Moment) -> RenderableType:
         Text.assemble(("nccltune launch", "bold"), "  ", waited.step.format()),
         f"{format_clock(waited.elapsed_s)} {limit}",
     )
+    return Group(head, *stage_parts(moment))
+
+
+def stage_parts(moment: Moment) -> list[RenderableType]:
+    """List the stages of a start with the time in each, and when it last got anywhere."""
+    from rich.table import Table
+    from rich.text import Text
+
+    waited = moment.waited
     stages = Table.grid(padding=(0, 2), expand=True)
     stages.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     stages.add_column(justify="right", no_wrap=True)
@@ -187,7 +207,7 @@ def picture_of(moment: Moment) -> RenderableType:
         for text in (moment.aside, one_line(waited.last_text))
         if text
     ]
-    return Group(head, stages, *below)
+    return [stages, *below]
 
 
 def make_view() -> PlainView | LiveView:

@@ -9,7 +9,7 @@ from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from nccltune.cli import render
 from nccltune.cli.envelope import one_line
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
+View = TypeVar("View")
 REFRESHES_PER_S = 4
 RECENT_COUNT = 5
 STAGE_WORDS = {
@@ -63,21 +64,24 @@ class PlainView:
         self._seen: set[Stage] = set()
 
     def update(self, progress: Progress) -> None:
-        """Write what changed; a stream that is gone is nobody's business here."""
+        """Write what changed."""
         if progress.stage not in self._seen:
             self._seen.add(progress.stage)
-            self._write(
-                f"{format_clock(progress.elapsed_s):>7}  {self._wording.stages[progress.stage]}"
+            write_line(
+                self._stream,
+                f"{format_clock(progress.elapsed_s):>7}  {self._wording.stages[progress.stage]}",
             )
         if progress.launch is not None:
-            self._write(_launch_line(progress, self._wording.unit))
+            write_line(self._stream, _launch_line(progress, self._wording.unit))
 
-    def _write(self, line: str) -> None:
-        try:
-            self._stream.write(line + "\n")
-            self._stream.flush()
-        except (OSError, ValueError):
-            return
+
+def write_line(stream: TextIO, line: str) -> None:
+    """Write one line for a log; a stream that is gone is nobody's business."""
+    try:
+        stream.write(line + "\n")
+        stream.flush()
+    except (OSError, ValueError):
+        return
 
 
 def _launch_line(progress: Progress, unit: str) -> str:
@@ -220,24 +224,49 @@ def _story(past: Progress) -> str:
 def follow(
     name: str, *, wants_json: bool, wording: Wording = SEARCH_WORDING
 ) -> Iterator[SearchObserver]:
-    """Yield the view that fits: live for a person at a terminal, else plain lines for a log."""
+    """Yield the view of a search that fits: live for a person at a terminal, else plain lines."""
+
+    def make_live() -> tuple[SearchObserver, Callable[[], RenderableType]]:
+        view = LiveView(name=name, wording=wording)
+        return view, view.draw
+
+    with fitting_view(
+        lambda stream: PlainView(stream, wording), make_live, wants_json=wants_json
+    ) as view:
+        yield view
+
+
+@contextmanager
+def fitting_view(
+    make_plain: Callable[[TextIO], View],
+    make_live: Callable[[], tuple[View, Callable[[], RenderableType]]],
+    *,
+    wants_json: bool,
+) -> Iterator[View]:
+    """Yield a live view for a person at a terminal, else one that writes plain lines for a log.
+
+    Args:
+        make_plain: builds the view that writes to a stream.
+        make_live: builds the view that is drawn, and what draws it.
+        wants_json: a script reads the answer.
+    """
     if sys.stderr is None:  # closed: nobody follows
         with Path(os.devnull).open("w", encoding="utf-8") as nothing:
-            yield PlainView(nothing, wording)
+            yield make_plain(nothing)
         return
     is_watched = sys.stdout is not None and sys.stdout.isatty() and sys.stderr.isatty()
     if wants_json or not is_watched:
-        yield PlainView(sys.stderr, wording)
+        yield make_plain(sys.stderr)
         return
     from rich.live import Live
 
     console = render.make_console(sys.stderr)
     if console.is_dumb_terminal:
-        yield PlainView(sys.stderr, wording)
+        yield make_plain(sys.stderr)
         return
-    view = LiveView(name=name, wording=wording)
+    view, draw = make_live()
     with Live(
-        get_renderable=view.draw,
+        get_renderable=draw,
         console=console,
         refresh_per_second=REFRESHES_PER_S,
         redirect_stdout=False,

@@ -83,7 +83,7 @@ def workload_options(command: Decorated) -> Decorated:
             help="An all-reduce size and its count a step, instead of a model. Repeatable.",
         ),
     )
-    return _apply(options, command)
+    return add_options(options, command)
 
 
 def launch_argument(command: Decorated) -> Decorated:
@@ -127,10 +127,13 @@ def gpu_options(command: Decorated) -> Decorated:
             help="Deadline of one launch of all ranks, in seconds.",
         ),
     )
-    return _apply(options, command)
+    return add_options(options, command)
 
 
-def _apply(options: tuple[Callable[[Decorated], Decorated], ...], command: Decorated) -> Decorated:
+def add_options(
+    options: tuple[Callable[[Decorated], Decorated], ...], command: Decorated
+) -> Decorated:
+    """Add options to a command, in their order in the help."""
     for option in reversed(options):
         command = option(command)
     return command

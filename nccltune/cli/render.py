@@ -1,6 +1,7 @@
 """Writes answers to the terminal: the only module that prints.
 
-rich is imported inside the functions that draw, so that an envelope or a failure costs nothing.
+rich is imported inside the functions that draw, so that an envelope, a failure or an answer of
+plain lines costs nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-PLAIN_WIDTH = 80
-"""Columns used where the output is not a terminal and COLUMNS says nothing."""
+UNWRAPPED_WIDTH = 10_000
+"""Columns used where the output is not a terminal and COLUMNS says nothing: whatever reads it wants
+names and lines whole."""
 
 
 class OutputError(FileError):
@@ -36,7 +38,7 @@ def make_console(stream: TextIO) -> Console:
 
     width = None
     if not stream.isatty() and not os.environ.get("COLUMNS", "").isdigit():
-        width = PLAIN_WIDTH
+        width = UNWRAPPED_WIDTH
     return Console(file=stream, markup=False, emoji=False, highlight=False, width=width)
 
 
@@ -57,19 +59,33 @@ def print_report(parts: Iterable[RenderableType]) -> None:
     if sys.stdout is None:
         return
     with _writing():
-        console = make_console(sys.stdout)
+        console: Console | None = None
         lines: list[str] = []
         for part in parts:
-            # a line that is a path or a command must survive being copied: it is never wrapped
+            if isinstance(part, str):
+                # It may be a path or a command that has to survive being copied: never wrapped.
+                lines += _lines_of(part or "\n")
+                continue
+            console = console or make_console(sys.stdout)
             if console.is_terminal:
-                console.print(part, soft_wrap=isinstance(part, str))
+                _write(lines)
+                lines.clear()
+                console.print(part)
                 continue
             with console.capture() as drawn:
-                console.print(part, soft_wrap=isinstance(part, str))
-            lines += (f"{line.rstrip()}\n" for line in drawn.get().splitlines())
+                console.print(part)
+            lines += _lines_of(drawn.get())
         # rich flushes stdout after every capture, and ends the process when its reader has left
-        sys.stdout.writelines(lines)
-        sys.stdout.flush()
+        _write(lines)
+
+
+def _lines_of(text: str) -> Iterator[str]:
+    return (f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def _write(lines: Iterable[str]) -> None:
+    sys.stdout.writelines(lines)
+    sys.stdout.flush()
 
 
 def print_envelope(envelope: Envelope) -> None:
@@ -106,6 +122,11 @@ def _drop_stdout() -> None:
 
 def print_failure(message: str) -> None:
     """Print one line about what went wrong, on stderr."""
+    _print_diagnostic(f"nccltune: {one_line(message)}")
+
+
+def print_note(message: str) -> None:
+    """Print one line worth knowing before the answer, on stderr."""
     _print_diagnostic(f"nccltune: {one_line(message)}")
 
 

@@ -7,6 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from nccltune.measurement import Outcome, Settings
+from nccltune.profile import SHARED_SOURCE
 from nccltune.units import format_bytes
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ LIKELY_SLOWER_RATIO = 1.05
 LIKELY_FASTER_RATIO = 0.99
 """Below this a payload is shown as a gain: 1 % is the smallest gain worth having."""
 
-SHARED_SOURCE = "shared-gpu"
 SHARED_NOTE = "ONE GPU SHARED BY ALL RANKS: these times mean nothing"
 UNKNOWN = "-"
 NO_SETTINGS = "(none: the defaults)"
@@ -140,6 +140,39 @@ def format_change(ratio: float) -> str:
         return "no different"
     # time saved, not speed gained: 0.877 of the time is 12.3 % less of it
     return f"{change_pct:.1f} % {'faster' if ratio < 1.0 else 'slower'}"
+
+
+def format_gain(effect_pct: float | None) -> str:
+    """Write an effect in percent with its sign; above 0 is a gain.
+
+    >>> format_gain(9.94), format_gain(-0.04), format_gain(None)
+    ('+9.9 %', '0.0 %', '-')
+    """
+    if effect_pct is None:
+        return UNKNOWN
+    text = f"{effect_pct:+.1f} %"
+    return "0.0 %" if text[1:] == "0.0 %" else text
+
+
+def format_gain_interval(interval_pct: tuple[float, float] | None) -> str:
+    """Write both ends of an interval of an effect.
+
+    >>> format_gain_interval((9.14, 10.8)), format_gain_interval(None)
+    ('+9.1..+10.8 %', '-')
+    """
+    if interval_pct is None:
+        return UNKNOWN
+    low, high = interval_pct
+    return f"{low:+.1f}..{high:+.1f} %"
+
+
+def format_number(value: float | None, digits: int) -> str:
+    """Write a figure, or that there is none.
+
+    >>> format_number(9.8149, 2), format_number(None, 2)
+    ('9.81', '-')
+    """
+    return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
 def format_counts(counts: Mapping[Outcome, int]) -> str:

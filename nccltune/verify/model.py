@@ -26,6 +26,7 @@ class Arm:
         profile: settings put into its environment; None for SGLang's own environment.
         num_steps: draft steps; None without speculation, or where SGLang chooses.
         is_speculative: whether a draft is proposed at all.
+        note: what else had to be changed with it; empty where nothing had.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Arm:
     profile: Profile | None = None
     num_steps: int | None = None
     is_speculative: bool = True
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Stream:
         accept_rate: share of proposed draft tokens accepted, by the server.
         accept_by_position: how many verify steps accepted exactly 0, 1, 2, ... draft tokens; empty
             where the server does not say.
+        cached_tokens: prompt tokens that the server had in its cache and did not compute.
     """
 
     prompt_tokens: int
@@ -70,6 +73,7 @@ class Stream:
     accept_length: float | None = None
     accept_rate: float | None = None
     accept_by_position: tuple[int, ...] = ()
+    cached_tokens: int = 0
 
     @property
     def ttft_ms(self) -> float:

@@ -3,7 +3,9 @@ demand.
 
 Times depend on the settings in the environment as a made-up NCCL's would. ``STANDIN_FAULTS`` lists
 ``KIND@RANK:NAME=VALUE`` separated by ``;``; KIND is crash, segfault, exit, reject, unsupported,
-hang_in_init, error, leak (ignore SIGTERM, leave a child), gone (the GPU is lost), wrong_collective.
+hang_in_init, error, leak (ignore SIGTERM, leave a child), gone (the GPU is lost), wrong_collective,
+out_of_memory (the kernel kills the rank and its parent; only once where ``STANDIN_ONCE`` names a
+file to leave behind).
 """
 
 from __future__ import annotations
@@ -89,6 +91,8 @@ class StandIn:
             os.kill(os.getpid(), signal.SIGSEGV)
         if self._has_fault("crash"):
             os.kill(os.getpid(), signal.SIGFPE)
+        if self._has_fault("out_of_memory"):
+            _run_out_of_memory(os.environ.get("STANDIN_ONCE", ""))
         if self._has_fault("segfault"):
             os.kill(os.getpid(), signal.SIGSEGV)
         if self._has_fault("exit"):
@@ -115,3 +119,13 @@ class StandIn:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def _run_out_of_memory(mark: str) -> None:
+    """Be killed together with the parent, as the kernel may choose to."""
+    if mark and os.path.exists(mark):  # noqa: PTH110
+        return
+    if mark:
+        open(mark, "w").close()  # noqa: PTH123
+    os.kill(os.getppid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)

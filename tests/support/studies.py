@@ -9,7 +9,7 @@ from nccltune.payloads.derive import default_workload
 from nccltune.search.journal import open_study
 from nccltune.search.objective import Objective
 from nccltune.search.space import HostFacts, Space
-from nccltune.search.trials import Trials, make_sampler
+from nccltune.search.trials import Trials
 
 if TYPE_CHECKING:
     import optuna
@@ -26,11 +26,10 @@ def open_plain_study(
     *,
     is_resume: bool = False,
     plan: dict[str, object] | None = None,
-    sampler: str = "random",
 ) -> optuna.Study:
     """Open a journal as a search does."""
     plan = PLAN if plan is None else plan
-    return open_study(path, plan, is_resume=is_resume, sampler=make_sampler(sampler, 0))
+    return open_study(path, plan, is_resume=is_resume)
 
 
 def open_trials(
@@ -44,7 +43,7 @@ def open_trials(
 ) -> Trials:
     """Open a journal with its trials."""
     return Trials(
-        open_plain_study(path, is_resume=is_resume, sampler=sampler),
+        open_plain_study(path, is_resume=is_resume),
         bench,
         OBJECTIVE,
         Space(FACTS, pinned or {}),

@@ -88,19 +88,28 @@ class Running:
     port: int
     log_path: Path
     record_path: Path
+    process_count: int
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def records(self) -> list[dict[str, object]]:
-        """Return what each of its processes wrote down about itself."""
-        return read_records(self.record_path)
+        """Return what each of its processes wrote down about itself, once all have.
+
+        The server does not wait for its detokenizer, which may come later than its first answer.
+        """
+        end_s = time.monotonic() + START_LIMIT_S
+        while len(found := read_records(self.record_path)) < self.process_count:
+            assert time.monotonic() < end_s, f"only {[each['role'] for each in found]} wrote"
+            time.sleep(0.02)
+        return found
 
 
 def read_records(path: Path) -> list[dict[str, object]]:
     """Read the file of STANDIN_SGLANG_RECORD: role, process id, environment of each process."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    whole, _, _half_written = path.read_text(encoding="utf-8").rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 @contextmanager
@@ -126,7 +135,8 @@ def running_server(
         )
     try:
         wait_until_up(port, process)
-        yield Running(process, port, log_path, record_path)
+        # The one that serves, its ranks, and the detokenizer.
+        yield Running(process, port, log_path, record_path, process_count=1 + tp + 1)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,133 @@
+"""``nccltune history``: verifies and searches of this host, and how the same figure moved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+from rich.text import Text
+
+from nccltune.cli.envelope import Answer
+from nccltune.cli.history_data import Entry, Kind, read_history, series_of
+from nccltune.cli.options import json_option
+from nccltune.cli.tables import heading, indent, number_table
+from nccltune.cli.trend import Sparkline
+from nccltune.cli.words import UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from nccltune.cli.trend import Series
+
+VERDICT_STYLE = {
+    "gain": "green",
+    "improved": "green",
+    "regression": "red",
+    "unusable": "red",
+    "drift": "yellow",
+    "inconclusive": "yellow",
+}
+
+
+@click.command(name="history")
+@click.option(
+    "--last",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Entries to list, the newest of them.",
+)
+@json_option
+def command(last: int) -> Answer:
+    """List the verifies and searches of this host, and show how it moved over time."""
+    entries, problems = read_history()
+    shown = entries[-last:]
+    series = series_of(entries)
+    return Answer(
+        data={
+            "entries": [entry.to_json() for entry in shown],
+            "entry_count": len(entries),
+            "series": [_series_data(each) for each in series],
+        },
+        show=lambda: _parts(shown, len(entries), series),
+        warnings=tuple(problems),
+    )
+
+
+def _series_data(series: Series) -> dict[str, object]:
+    return {
+        "name": series.name,
+        "unit": series.unit,
+        "change_pct": series.change_pct,
+        "points": [
+            {"at": point.at, "value": point.value, "origin": point.origin}
+            for point in series.points
+        ],
+    }
+
+
+def _parts(
+    shown: Sequence[Entry], total: int, series: Sequence[Series]
+) -> Iterator[RenderableType]:
+    if not shown:
+        yield "Nothing was verified or searched on this host yet."
+        yield "  nccltune search"
+        yield "  nccltune verify -- CMD"
+        return
+    verifies = sum(entry.kind is Kind.VERIFY for entry in shown)
+    left_out = f", the last of {total}" if total > len(shown) else ""
+    counts = [
+        f"{count} {one if count == 1 else many}"
+        for count, one, many in (
+            (verifies, "verify", "verifies"),
+            (len(shown) - verifies, "search", "searches"),
+        )
+        if count
+    ]
+    yield Text(f"{' and '.join(counts)}{left_out}, oldest first")
+    yield ""
+    yield number_table(
+        ["id, by time (UTC)", "what", "verdict", "result"],
+        (_row(entry) for entry in shown),
+        words=("what", "result"),
+    )
+    moved = [each for each in series if len(each.points) > 1]
+    if moved:
+        yield heading("How it moved", "smaller is faster; one mark each, oldest first")
+        yield indent(_series_table(moved))
+    baselines = [entry for entry in shown if entry.is_baseline]
+    if baselines:
+        yield heading("Next", "is a server that runs still what the last verify measured?")
+        yield f"  nccltune verify --url URL --baseline {baselines[-1].id}"
+
+
+def _row(entry: Entry) -> list[str | Text]:
+    return [
+        entry.id,
+        entry.subject if entry.kind is Kind.VERIFY else f"search: {entry.subject}",
+        Text(entry.verdict, style=VERDICT_STYLE.get(entry.verdict, "")),
+        entry.result,
+    ]
+
+
+def _series_table(series: Sequence[Series]) -> RenderableType:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(overflow="fold")
+    table.add_column(no_wrap=True)
+    for _ in range(2):
+        table.add_column(no_wrap=True, justify="right")
+    for each in series:
+        values = [point.value for point in each.points]
+        change = each.change_pct
+        table.add_row(
+            each.name,
+            Sparkline(values),
+            f"{values[0]:.2f} to {values[-1]:.2f} {each.unit}",
+            UNKNOWN if change is None else f"{change:+.1f} %",
+        )
+    return table

@@ -1,0 +1,218 @@
+"""What ``nccltune history`` knows: verifies and searches in one order, and figures over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nccltune.cli.trend import Point, Series
+from nccltune.cli.words import format_gain, format_gain_interval, format_interval, format_ratio
+from nccltune.errors import NccltuneError
+from nccltune.sglang.command import parse_launch
+from nccltune.store.searches import read_searches
+from nccltune.verify.judging.numbers import summarize
+from nccltune.verify.judging.stored import FREE_FLAGS
+from nccltune.verify.record import list_records
+
+if TYPE_CHECKING:
+    from nccltune.verify.model import Arm
+    from nccltune.verify.record import VerifyRecord
+
+
+class Kind(StrEnum):
+    """What was done."""
+
+    VERIFY = "verify"
+    SEARCH = "search"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One value that later ones of the same key may be compared with; smaller is faster."""
+
+    key: object
+    name: str
+    unit: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One verify or search.
+
+    Attributes:
+        id: begins with the time; of a verify, it names its file.
+        subject: what was compared or searched for, in a word or two.
+        result: the effect, in words.
+        is_baseline: a running server may be held against it.
+    """
+
+    kind: Kind
+    at: datetime
+    id: str
+    subject: str
+    verdict: str
+    result: str
+    sentence: str
+    details: Mapping[str, object]
+    figures: tuple[Figure, ...] = ()
+    is_baseline: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """Lay the entry out for scripts."""
+        return {
+            "kind": str(self.kind),
+            "at": self.at.isoformat(timespec="seconds"),
+            "id": self.id,
+            "subject": self.subject,
+            "verdict": self.verdict,
+            "sentence": self.sentence,
+            **self.details,
+        }
+
+
+def read_history() -> tuple[list[Entry], list[str]]:
+    """Return every entry, oldest first, and a line about each file that cannot be used."""
+    records, problems = list_records()
+    searches, more_problems = read_searches()
+    entries = [_from_verify(record) for record in records]
+    unusable = [*problems, *more_problems]
+    for kept in searches:
+        try:
+            entries.append(_from_search(kept))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            unusable.append(f"search {kept.get('name')}: damaged ({type(error).__name__}: {error})")
+    return sorted(entries, key=lambda entry: entry.at), unusable
+
+
+def series_of(entries: Sequence[Entry]) -> list[Series]:
+    """Gather the figures that belong together, in the order in which they came up."""
+    points: dict[object, list[Point]] = {}
+    shown: dict[object, Figure] = {}
+    for entry in entries:
+        for figure in entry.figures:
+            at = entry.at.isoformat(timespec="seconds")
+            points.setdefault(figure.key, []).append(Point(at, figure.value, entry.id))
+            shown[figure.key] = figure
+    return [Series(each.name, each.unit, tuple(points[key])) for key, each in shown.items()]
+
+
+def _from_verify(record: VerifyRecord) -> Entry:
+    judged = record.judgement
+    verdict = judged.get("verdict") if record.is_finished or record.problems else None
+    effect, interval = judged.get("effect_pct"), judged.get("effect_ci_pct")
+    result = ""
+    if isinstance(effect, int | float):
+        result = format_gain(effect)
+        if isinstance(interval, list) and None not in interval:
+            interval_words = format_gain_interval((interval[0], interval[1]))
+            result += f" ({interval_words.removesuffix(' %')})"
+    return Entry(
+        kind=Kind.VERIFY,
+        at=_moment(record.created_at),
+        id=record.id,
+        subject=record.url or ", ".join(arm.name for arm in record.arms),
+        verdict=str(verdict or "not finished"),
+        result=result,
+        sentence=str(judged.get("sentence", "")),
+        details={
+            "effect_pct": effect,
+            "effect_ci_pct": interval or [None, None],
+            "arms": [arm.name for arm in record.arms],
+            "boots": len(record.boots),
+            "launch": list(record.launch),
+            "url": record.url,
+        },
+        figures=tuple(_speeds(record)),
+        is_baseline=bool(record.boots) and not record.url,
+    )
+
+
+def _speeds(record: VerifyRecord) -> Iterator[Figure]:
+    """Yield the time of a decode step of each arm; the same settings under another name are one."""
+    seen: set[object] = set()
+    for arm in record.arms:
+        value = summarize(arm.name, record.boots).ms_per_verify
+        known = _identity(arm)
+        if value is None or known is None:
+            continue
+        identity, words = known
+        gpus = None if record.fingerprint is None else record.fingerprint.gpu_uuids
+        environ = tuple(sorted(record.environ.items()))
+        key = (Kind.VERIFY, gpus, record.load.get("concurrency"), environ, identity)
+        if key not in seen:
+            seen.add(key)
+            yield Figure(key, words, "ms a step", value)
+
+
+def _identity(arm: Arm) -> tuple[object, str] | None:
+    """Return what makes two starts comparable, and how people call it; None if not understood."""
+    try:
+        command = parse_launch(arm.argv)
+    except NccltuneError:
+        return None
+    flags = {name: value for name, value in command.flags.items() if name not in FREE_FLAGS}
+    settings = {} if arm.profile is None else arm.profile.settings
+    model = Path(command.model_path or "?").name
+    steps = f"{arm.num_steps} steps" if arm.num_steps else "as launched"
+    parts = [
+        arm.profile.name if arm.profile is not None and settings else "defaults",
+        steps if arm.is_speculative else "no speculation",
+        f"{model}, tp {command.tp_size}",
+    ]
+    return (tuple(sorted(flags.items())), tuple(sorted(settings.items()))), ", ".join(parts)
+
+
+def _from_search(kept: Mapping[str, object]) -> Entry:
+    answer = kept["answer"]
+    if not isinstance(answer, dict):
+        raise TypeError("the answer is no object")
+    at = _moment(str(kept["ended_at"]))
+    low, high = answer["score_ci"]
+    ratio = answer["score_ratio"]
+    result = f"score {format_ratio(ratio)}"
+    if low is not None and high is not None:
+        result += f" ({format_interval(low, high)})"
+    return Entry(
+        kind=Kind.SEARCH,
+        at=at,
+        id=f"{at:%Y%m%d-%H%M%S}",
+        subject=str(kept["name"]),
+        verdict=str(answer["verdict"]),
+        result=result,
+        sentence=str(answer["sentence"]),
+        details={
+            "score_ratio": ratio,
+            "score_ci": [low, high],
+            "workload": answer["workload"],
+            "profile": answer["profile"]["name"],
+            "settings": answer["profile"]["settings"],
+            "trial_count": answer["trial_count"],
+            "source": answer["source"],
+        },
+        figures=tuple(_all_reduces(answer)),
+    )
+
+
+def _all_reduces(answer: Mapping[str, object]) -> Iterator[Figure]:
+    """Yield the time of the all-reduce that weighs most, under SGLang's own settings."""
+    rows = answer["payloads"]
+    host = answer.get("fingerprint")
+    gpus = tuple(host["gpu_uuids"]) if isinstance(host, dict) else None
+    if answer["source"] != "gpus" or not isinstance(rows, list) or not rows:
+        return
+    row = max(rows, key=lambda each: float(each["weight"]))
+    value = row["baseline_us"]
+    if value is not None:
+        size = row["bytes"]
+        key = (Kind.SEARCH, gpus, size)
+        yield Figure(key, f"defaults, all-reduce of {size} B", "us", float(value))
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)

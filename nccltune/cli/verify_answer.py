@@ -1,0 +1,240 @@
+"""From the record of a verify to its answer: judge it, mark a winner, choose the next command."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nccltune.cli.envelope import Answer, Complaint, one_line, plain
+from nccltune.cli.verify_data import Verified, judgement_data, verify_data
+from nccltune.cli.verify_report import verify_parts
+from nccltune.errors import ExitCode, NccltuneError, UsageProblem
+from nccltune.store import Where, find_profile, mark_verified, read_active
+from nccltune.store.searches import read_searches
+from nccltune.verify import record as records
+from nccltune.verify.expectation import predictions_for
+from nccltune.verify.judging.baseline import judge_running
+from nccltune.verify.judging.judgement import Cause, Verdict
+from nccltune.verify.judging.numbers import summarize_arms
+from nccltune.verify.judging.stored import find_baseline
+from nccltune.verify.judging.verdict import judge
+from nccltune.verify.noise import keep_boot_noise, known_boot_noise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from nccltune.cli.invocation import Invocation
+    from nccltune.profile import Profile
+    from nccltune.verify.model import Arm
+    from nccltune.verify.record import VerifyRecord
+
+
+def conclude(record: VerifyRecord) -> Verified:
+    """Judge a verify that started its servers itself."""
+    searches = [_answer(each) for each in read_searches()[0]]
+    predictions = predictions_for(record.arms, batch_size=_concurrency(record), searches=searches)
+    judgement = judge(
+        record.boots,
+        record.arms,
+        noise=known_boot_noise(record),
+        boots_planned=record.boot_total // len(record.arms),
+        problems=[problem.message for problem in record.problems],
+        predictions=predictions,
+    )
+    return Verified(record, judgement, summarize_arms(record.arms, record.boots), predictions)
+
+
+def stored_verifies(wanted: str | None) -> tuple[VerifyRecord, ...]:
+    """Return what a running server may be held against: verifies that started servers themselves.
+
+    Args:
+        wanted: the id of one of them; None for all, the newest first.
+
+    Raises:
+        UsageProblem: there is no such verify.
+    """
+    found = tuple(each for each in records.list_records().found if not each.url and each.boots)
+    chosen = tuple(each for each in found if wanted in (None, each.id))
+    if wanted is not None and not chosen:
+        raise UsageProblem(
+            f"--baseline {wanted}: no stored verify has this id; nccltune history lists them",
+            code="no_such_baseline",
+        )
+    return chosen
+
+
+def conclude_running(
+    record: VerifyRecord, stored: Sequence[VerifyRecord], wanted: str | None
+) -> Verified:
+    """Hold a server that runs against stored verifies.
+
+    Raises:
+        UsageProblem: the one that was asked for is of another host, model or other flags.
+    """
+    summaries = summarize_arms(record.arms, record.boots)
+    if record.problems or not record.boots:
+        problems = [problem.message for problem in record.problems]
+        judgement = judge(record.boots, record.arms, noise=None, problems=problems)
+        return Verified(record, judgement, summaries, {})
+    (arm,) = record.arms
+    baseline = find_baseline(
+        stored,
+        argv=arm.argv,
+        settings=_settings(arm),
+        fingerprint=record.fingerprint,
+        load=record.load,
+    )
+    if wanted is not None and not baseline.boots:
+        reason = next(iter(baseline.misses), "it holds no boot of this launch")
+        raise UsageProblem(
+            f"--baseline {wanted} is of no use for this server: {reason}", code="other_baseline"
+        )
+    judgement = judge_running(record.boots[0], arm, baseline, noise=known_boot_noise(record))
+    return Verified(record, judgement, summaries, {}, baseline.verify_ids)
+
+
+def answer_from_verify(
+    verified: Verified, invocation: Invocation, *, is_any_host: bool = False
+) -> tuple[Verified, Answer]:
+    """Keep the verify with its verdict, mark what it proved, and lay everything out.
+
+    What cannot be kept or marked is said, and costs no figure.
+    """
+    complaints = [
+        Complaint(problem.code, one_line(problem.message)) for problem in verified.record.problems
+    ]
+    verdict, exit_code = verified.judgement.verdict, verified.judgement.exit_code
+    if verdict is Verdict.UNUSABLE and not complaints:
+        complaints.append(Complaint("cannot_be_timed", one_line(verified.judgement.sentence)))
+    not_kept: list[Complaint] = []
+    if verdict is Verdict.GAIN and not verified.record.is_interrupted:
+        verified = _mark(verified, not_kept)
+    verified = _keep(verified, not_kept)
+    verified = replace(verified, next_command=_next(verified, invocation, is_any_host=is_any_host))
+    if not_kept:
+        exit_code = ExitCode.FILE
+    if verified.record.is_interrupted:
+        exit_code = ExitCode.INTERRUPTED
+        message = f"interrupted; finished boots are kept, go on with: {verified.next_command}"
+        complaints.append(Complaint("interrupted", message))
+    return verified, Answer(
+        data=verify_data(verified),
+        show=lambda: verify_parts(verified),
+        exit_code=exit_code,
+        warnings=tuple(_warnings(verified)),
+        errors=(*complaints, *not_kept),
+    )
+
+
+def _keep(verified: Verified, not_kept: list[Complaint]) -> Verified:
+    judged = plain(judgement_data(verified.judgement))
+    assert isinstance(judged, dict)  # noqa: S101 - a mapping stays one
+    record = replace(verified.record, judgement=judged)
+    verified = replace(verified, record=record)
+    try:
+        path = records.save(record)
+        if record.is_finished and not record.url:
+            keep_boot_noise(record)
+    except NccltuneError as error:
+        not_kept.append(Complaint(error.code, one_line(f"{error}; the figures are above")))
+        return verified
+    return replace(verified, path=path)
+
+
+def _mark(verified: Verified, not_kept: list[Complaint]) -> Verified:
+    """Mark the profiles that gained on SGLang's own defaults, in nothing but NCCL's settings."""
+    arms = {arm.name: arm for arm in verified.record.arms}
+    marked: list[str] = []
+    for each in verified.judgement.comparisons:
+        profile, base = arms[each.arm].profile, arms[each.baseline]
+        is_settings_alone = arms[each.arm].argv == base.argv and not _settings(base)
+        if each.answer is not Verdict.GAIN or profile is None or not is_settings_alone:
+            continue
+        if not _is_of_store(profile):
+            continue
+        try:
+            mark_verified(profile.name, _evidence(verified, each.arm))
+        except NccltuneError as error:
+            not_kept.append(Complaint(error.code, one_line(str(error))))
+        else:
+            marked.append(profile.name)
+    return replace(verified, marked=tuple(marked))
+
+
+def _evidence(verified: Verified, arm: str) -> Mapping[str, object]:
+    record = verified.record
+    found = judgement_data(verified.judgement)
+    comparisons = found["comparisons"]
+    assert isinstance(comparisons, list)  # noqa: S101 - it is built as one
+    evidence = plain(
+        {
+            "verify": record.id,
+            "sentence": verified.judgement.sentence,
+            "comparison": next(each for each in comparisons if each["arm"] == arm),
+            "launch": record.launch,
+            "fingerprint": None if record.fingerprint is None else record.fingerprint.to_json(),
+            "is_simulated_acceptance": verified.is_simulated,
+        }
+    )
+    assert isinstance(evidence, dict)  # noqa: S101 - a mapping stays one
+    return evidence
+
+
+def _is_of_store(profile: Profile) -> bool:
+    """Whether the store holds these settings under this name, so that evidence belongs to them."""
+    try:
+        found = find_profile(profile.name)
+    except NccltuneError:
+        return False
+    return found.where is Where.STATE and found.profile.settings == profile.settings
+
+
+def _settings(arm: Arm) -> Mapping[str, str]:
+    return {} if arm.profile is None else arm.profile.settings
+
+
+def _next(verified: Verified, invocation: Invocation, *, is_any_host: bool) -> str:
+    record, judgement = verified.record, verified.judgement
+    if record.is_interrupted:
+        return invocation.format_again() if record.url else invocation.format_again("--resume")
+    if any(each.cause is Cause.NOT_IN_EFFECT for each in judgement.reasons):
+        return "nccltune doctor" + (f" -- {shlex.join(record.launch)}" if record.launch else "")
+    active = read_active().name
+    main = verified.main
+    if judgement.verdict is Verdict.GAIN and main is not None:
+        name = main.arm if main.arm in verified.marked else next(iter(verified.marked), None)
+        if name is not None and name != active:
+            return f"nccltune profile activate {name}" + (" --any-host" if is_any_host else "")
+    if judgement.verdict is Verdict.REGRESSION and main is not None:
+        arm = next(arm for arm in record.arms if arm.name == main.arm)
+        if arm.profile is not None and arm.profile.name == active and not record.url:
+            return "nccltune profile off"
+    if judgement.verdict is Verdict.INCONCLUSIVE and not record.url:
+        return invocation.format_again(boots=2 * record.boot_total // len(record.arms))
+    return ""
+
+
+def _warnings(verified: Verified) -> Iterator[str]:
+    unmarked = [
+        arm.profile.name
+        for each in verified.judgement.comparisons
+        for arm in verified.record.arms
+        if each.answer is Verdict.GAIN and arm.name == each.arm and arm.profile is not None
+        if arm.profile.name not in verified.marked and not _is_of_store(arm.profile)
+    ]
+    for name in unmarked:
+        yield (
+            f"profile {name} is not in this host's store, so that it was not marked as verified: "
+            "nccltune profile import it first"
+        )
+
+
+def _concurrency(record: VerifyRecord) -> int:
+    found = record.load.get("concurrency")
+    return found if isinstance(found, int) else 1
+
+
+def _answer(kept: Mapping[str, object]) -> Mapping[str, object]:
+    found = kept.get("answer")
+    return found if isinstance(found, dict) and found.get("source") == "gpus" else {}

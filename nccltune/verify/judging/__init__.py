@@ -1,0 +1,1 @@
+"""From boots to a verdict in words. Pure but for what is handed in."""

@@ -1,0 +1,155 @@
+"""Which stored boots a running server may be held against: same host, model, flags and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from nccltune.errors import NccltuneError
+from nccltune.host.fingerprint import MatchKind, compare
+from nccltune.sglang.command import parse_launch
+from nccltune.stats import MIN_NOISE_LAUNCH_COUNT
+from nccltune.verify.judging.comparison import settings_of
+from nccltune.verify.judging.evidence import gather_evidence
+
+if TYPE_CHECKING:
+    from nccltune.host.fingerprint import Fingerprint
+    from nccltune.verify.model import Boot
+    from nccltune.verify.record import VerifyRecord
+
+_SAME_LOAD = ("concurrency", "tokens")
+FREE_FLAGS = frozenset(
+    {
+        "admin_api_key",
+        "api_key",
+        "decode_log_interval",
+        "dist_init_addr",
+        "enable_metrics",
+        "host",
+        "log_level",
+        "log_level_http",
+        "log_requests",
+        "nccl_port",
+        "port",
+        "served_model_name",
+    }
+)
+"""Flags that do not change how long a step takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Boots of earlier verifies that a running server may be held against.
+
+    Attributes:
+        boots: of the matching arms, from the newest verify back.
+        verify_ids: where they come from.
+        created_at: of the newest of them; None where there is none.
+        differing: facts of the host that changed since, though the GPUs are the same.
+        misses: why other stored verifies do not serve, one sentence each.
+    """
+
+    boots: tuple[Boot, ...] = ()
+    verify_ids: tuple[str, ...] = ()
+    created_at: str | None = None
+    differing: tuple[str, ...] = ()
+    misses: tuple[str, ...] = ()
+
+
+def find_baseline(
+    records: Iterable[VerifyRecord],
+    *,
+    argv: Sequence[str],
+    settings: Mapping[str, str],
+    fingerprint: Fingerprint | None,
+    load: Mapping[str, object],
+) -> Baseline:
+    """Collect stored boots of the same host, model, flags, settings and load.
+
+    Only as many verifies as it takes to know their spread. Records of running servers are left
+    out: the same boot measured twice is one boot.
+
+    Args:
+        records: newest first.
+        argv: the running server's command.
+        settings: that it should have: those of the active or the given profile, or none.
+        fingerprint: of this host.
+        load: plan of the load, as a record keeps it.
+    """
+    baseline = Baseline()
+    for record in records:
+        if record.url or len(baseline.boots) >= MIN_NOISE_LAUNCH_COUNT:
+            continue
+        found = list(_matching(record, argv, settings, load))
+        problem, differing = _host(record, fingerprint)
+        if problem or not found:
+            miss = problem or _arm_miss(record, argv, settings, load)
+            baseline = replace(baseline, misses=(*baseline.misses, f"verify {record.id}: {miss}"))
+            continue
+        baseline = replace(
+            baseline,
+            boots=(*baseline.boots, *found),
+            verify_ids=(*baseline.verify_ids, record.id),
+            created_at=baseline.created_at or record.created_at,
+            differing=tuple(dict.fromkeys((*baseline.differing, *differing))),
+        )
+    return baseline
+
+
+def _matching(
+    record: VerifyRecord,
+    argv: Sequence[str],
+    settings: Mapping[str, str],
+    load: Mapping[str, object],
+) -> Iterator[Boot]:
+    """Yield boots of the arms that are the same launch under the same settings and load."""
+    if any(record.load.get(key) != load.get(key) for key in _SAME_LOAD):
+        return
+    for arm in record.arms:
+        if settings_of(arm) != dict(settings) or differing_flags(arm.argv, argv):
+            continue
+        keys = gather_evidence((arm,), [b for b in record.boots if b.arm == arm.name])
+        if not keys.is_lost:
+            yield from (boot for boot in record.boots if boot.arm == arm.name)
+
+
+def differing_flags(stored: Sequence[str], running: Sequence[str]) -> tuple[str, ...]:
+    """Name flags in which two launches differ, leaving out those that change no time."""
+    try:
+        ours, theirs = parse_launch(stored).flags, parse_launch(running).flags
+    except NccltuneError:
+        return ("a command that cannot be read",)
+    names = sorted({*ours, *theirs} - FREE_FLAGS)
+    return tuple(f"--{n.replace('_', '-')}" for n in names if ours.get(n) != theirs.get(n))
+
+
+def _host(record: VerifyRecord, here: Fingerprint | None) -> tuple[str, tuple[str, ...]]:
+    """Return why a record's host is not this one, and what changed where it is."""
+    if here is None or record.fingerprint is None:
+        return "the GPUs of one of the two cannot be read", ()
+    match = compare(record.fingerprint, here)
+    if match.kind is MatchKind.FOREIGN:
+        return f"made on another host: {', '.join(match.differing)} differ", ()
+    if record.fingerprint.gpu_uuids != here.gpu_uuids:
+        return "made on other GPUs of the same kind", ()
+    return "", match.differing
+
+
+def _arm_miss(
+    record: VerifyRecord,
+    argv: Sequence[str],
+    settings: Mapping[str, str],
+    load: Mapping[str, object],
+) -> str:
+    """Say what keeps a record of this host from serving."""
+    for key in _SAME_LOAD:
+        if record.load.get(key) != load.get(key):
+            return f"measured with {key} {record.load.get(key)}, and this is {load.get(key)}"
+    flags = [differing_flags(arm.argv, argv) for arm in record.arms]
+    fewest = min(flags, key=len, default=())
+    if fewest:
+        return f"the launch differs in {', '.join(fewest)}"
+    if all(settings_of(arm) != dict(settings) for arm in record.arms):
+        return "no arm with the settings that this server should have"
+    return "no boot of it serves: none was finished, or the profile was not in effect"

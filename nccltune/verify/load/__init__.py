@@ -1,0 +1,1 @@
+"""Real requests to one server, and what came back."""

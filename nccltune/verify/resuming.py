@@ -1,0 +1,112 @@
+"""Where a verify begins: a new record, or the one that a stopped verify left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from nccltune.atomic import make_dir
+from nccltune.envvars import CATALOGUE
+from nccltune.errors import FileError
+from nccltune.live.server_facts import redacted
+from nccltune.verify.record import VerifyRecord, list_records, logs_dir, verifies_dir
+
+if TYPE_CHECKING:
+    from nccltune.host.fingerprint import Fingerprint
+    from nccltune.verify.model import Arm
+    from nccltune.verify.serving.preflight import Ground
+    from nccltune.verify.spec import VerifySpec
+
+_TELLING = ("NCCL_", "CUDA_", "SGLANG_SIMULATE_")
+
+
+def begin_record(spec: VerifySpec, ground: Ground, *, boot_total: int) -> VerifyRecord:
+    """Return the record to go on with.
+
+    Raises:
+        FileError: there is nothing to resume, or only verifies of something else.
+    """
+    record = VerifyRecord(
+        id=new_id(),
+        created_at=now(),
+        launch=hidden(spec.launch),
+        arms=tuple(replace(arm, argv=hidden(arm.argv)) for arm in spec.arms),
+        load=asdict(spec.load),
+        boot_total=boot_total,
+        fingerprint=ground.fingerprint,
+        environ=telling(spec.environ),
+        notes=ground.notes,
+    )
+    if spec.is_resume:
+        left = _find(record)
+        notes = dict.fromkeys((*left.notes, *ground.notes))
+        record = replace(left, boot_total=boot_total, notes=tuple(notes), problems=(), judgement={})
+    make_dir(logs_dir(record.id))
+    return record
+
+
+def hidden(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return a command as it is kept: nobody's key is."""
+    return tuple(redacted(argv))
+
+
+def telling(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of an environment that servers react to; nothing secret is in it."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name.startswith(_TELLING) or name in CATALOGUE
+    }
+
+
+def new_id() -> str:
+    """Return a name that sorts by time and that no other process gives."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
+
+
+def now() -> str:
+    """Return this moment: ISO 8601, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _find(wanted: VerifyRecord) -> VerifyRecord:
+    left = [one for one in list_records().found if not one.is_finished and not one.url]
+    for one in left:
+        if not _differences(one, wanted):
+            return one
+    if not left:
+        raise FileError(
+            verifies_dir(), "there is no verify to resume; run without --resume", code="no_verify"
+        )
+    named = ", ".join(_differences(left[0], wanted))
+    raise FileError(
+        verifies_dir() / f"{left[0].id}.json",
+        f"belongs to another verify ({named} differ); run without --resume",
+        code="other_verify",
+    )
+
+
+def _differences(one: VerifyRecord, other: VerifyRecord) -> list[str]:
+    """Name what makes boots of two verifies no longer comparable."""
+    parts = {
+        "launch command": (one.launch, other.launch),
+        "arms": (_arms(one.arms), _arms(other.arms)),
+        "load": (dict(one.load), dict(other.load)),
+        "NCCL and CUDA variables in the environment": (dict(one.environ), dict(other.environ)),
+        "GPUs, driver or NCCL": (_host(one.fingerprint), _host(other.fingerprint)),
+    }
+    return [name for name, (before, after) in parts.items() if before != after]
+
+
+def _arms(arms: Sequence[Arm]) -> list[object]:
+    return [
+        (arm.name, arm.argv, sorted(arm.profile.settings.items()) if arm.profile else [])
+        for arm in arms
+    ]
+
+
+def _host(fingerprint: Fingerprint | None) -> object:
+    return None if fingerprint is None else fingerprint.to_json()

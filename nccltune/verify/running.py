@@ -1,0 +1,199 @@
+"""Measures a server that runs already; starts and stops nothing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from nccltune.bench.host_lock import VERIFY, host_lock, host_lock_path
+from nccltune.errors import ServerError
+from nccltune.live.listeners import listens
+from nccltune.live.procfs import find_servers
+from nccltune.live.server_facts import ServerFacts, read_facts
+from nccltune.live.stock import host_of
+from nccltune.sglang.endpoints import Endpoint, endpoint_at
+from nccltune.store import read_active
+from nccltune.verify.load.rounds import measure
+from nccltune.verify.model import Arm, Boot
+from nccltune.verify.record import Problem, VerifyRecord, save
+from nccltune.verify.resuming import hidden, new_id, now, telling
+from nccltune.verify.serving.seen import check_is_sglang, look
+from nccltune.verify.serving.vigil import Vigil, parts_of
+
+if TYPE_CHECKING:
+    from nccltune.host.fingerprint import Fingerprint
+    from nccltune.live.procfs import Server
+    from nccltune.profile import Profile
+    from nccltune.verify.load.rounds import LoadPlan
+
+RUNNING_ARM = "running"
+_NOTICE_S = 2.0
+
+
+def measure_running(
+    url: str,
+    plan: LoadPlan,
+    *,
+    profile: Profile | None = None,
+    api_key: str = "",
+    on_progress: Callable[[str], None] | None = None,
+) -> VerifyRecord:
+    """Measure the server at an address, and compare its ranks with a profile.
+
+    A server that does not answer as asked gives a record without a boot, with the reason among its
+    problems.
+
+    Args:
+        url: such as ``http://127.0.0.1:30000``.
+        plan: what it is asked.
+        profile: what its ranks should have; the active one if None.
+        api_key: the server's, where it wants one.
+        on_progress: told what is being done.
+
+    Raises:
+        UsageProblem: that is no address.
+        ServerError: nobody answers there, or no SGLang does.
+        BusyError: a search or verify runs on this host.
+        FileError: the state folder cannot be written.
+    """
+    endpoint = endpoint_at(url, api_key=api_key)
+    check_is_sglang(endpoint)
+    with host_lock(host_lock_path(), VERIFY):
+        servers = servers_at(endpoint, find_servers())
+        expected = read_active().profile if profile is None else profile
+        facts = read_facts(servers[0], ()) if servers else None
+        notes = list(_notes(endpoint, facts, servers))
+        boots: tuple[Boot, ...] = ()
+        problems: tuple[Problem, ...] = ()
+        try:
+            boot, remarks = _boot(endpoint, servers, plan, expected, on_progress)
+            boots, notes = (boot,), [*notes, *remarks]
+        except ServerError as error:
+            problems = (Problem(RUNNING_ARM, 0, error.code, str(error)),)
+        record = VerifyRecord(
+            id=new_id(),
+            created_at=now(),
+            launch=hidden(() if facts is None else facts.argv),
+            arms=(_arm(facts, expected),),
+            load=asdict(plan),
+            boot_total=1,
+            boots=boots,
+            fingerprint=_fingerprint(facts),
+            environ=telling({} if facts is None else facts.environ),
+            url=endpoint.url,
+            problems=problems,
+            notes=tuple(notes),
+            is_finished=not problems,
+        )
+        save(record)
+        return record
+
+
+def servers_at(endpoint: Endpoint, servers: Sequence[Server]) -> tuple[Server, ...]:
+    """Return the processes behind an address: one server, or all its "nodes" on this host.
+
+    None where it is not on this host, or where its processes may not be looked into.
+    """
+    if not _is_here(endpoint.host):
+        return ()
+    for server in servers:
+        pids = [] if server.root is None else [server.root.pid]
+        pids += [rank.process.pid for rank in server.ranks]
+        if listens(pids, endpoint.port):
+            others = [each for each in servers if each is not server and _is_peer(each, server)]
+            return (server, *others)
+    return ()
+
+
+def _is_peer(one: Server, other: Server) -> bool:
+    """Tell whether two servers are nodes of one: they meet at the same address."""
+    meeting = _meeting(one)
+    return meeting is not None and meeting == _meeting(other)
+
+
+def _meeting(server: Server) -> str | None:
+    command = read_facts(server, ()).command
+    if command is None or command.nnodes < 2:
+        return None
+    return command.value("dist_init_addr")
+
+
+def _is_here(host: str) -> bool:
+    """Tell whether an address is this host's: only then can it be listened on."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _name, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def _boot(
+    endpoint: Endpoint,
+    servers: Sequence[Server],
+    plan: LoadPlan,
+    profile: Profile | None,
+    on_progress: Callable[[str], None] | None,
+) -> tuple[Boot, tuple[str, ...]]:
+    with Vigil(parts_of(servers)) as vigil:
+        try:
+            seen = look(servers, endpoint, profile)
+            measured = measure(endpoint, plan, on_progress)
+        except ServerError as error:
+            if not vigil.wait(_NOTICE_S):
+                raise
+            message = f"{vigil.fallen} ended in the middle (the load saw: {error})"
+            raise ServerError(message, code="server_died") from error
+    boot = Boot(
+        arm=RUNNING_ARM,
+        position=0,
+        started_at=now(),
+        start_s=0.0,
+        runs=measured.runs,
+        ttft_short_ms=measured.ttft_short_ms,
+        ttft_long_ms=measured.ttft_long_ms,
+        seen=seen,
+    )
+    return boot, measured.remarks
+
+
+def _arm(facts: ServerFacts | None, profile: Profile | None) -> Arm:
+    command = None if facts is None else facts.command
+    if command is None:
+        return Arm(RUNNING_ARM, (), profile)
+    return Arm(
+        name=RUNNING_ARM,
+        argv=hidden(command.argv),
+        profile=profile,
+        num_steps=command.num_steps,
+        is_speculative=command.is_speculative,
+    )
+
+
+def _fingerprint(facts: ServerFacts | None) -> Fingerprint | None:
+    if facts is None:
+        return None
+    host, _problem = host_of(facts.python, facts.environ)
+    return None if host is None else host.fingerprint
+
+
+def _notes(
+    endpoint: Endpoint, facts: ServerFacts | None, servers: Sequence[Server]
+) -> Iterator[str]:
+    if facts is None:
+        yield (
+            f"the server at {endpoint.url} is not among the processes that can be seen from here, "
+            "so that nothing is known of its ranks, its launch and its host"
+        )
+        return
+    command = facts.command
+    if command is not None and command.nnodes > len(servers):
+        yield f"{len(servers)} of its {command.nnodes} nodes can be seen from here"

@@ -1,0 +1,1 @@
+"""One boot of one arm: a server started, watched, looked at and ended."""

@@ -1,0 +1,458 @@
+"""Whole verifies of the stand-in server: real process trees, real requests, real ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccltune.bench import gpu_watch
+from nccltune.bench.host_lock import LOCK_NAME, SEARCH, host_lock, host_lock_path
+from nccltune.cli import sources
+from nccltune.errors import (
+    BusyError,
+    ExitCode,
+    FileError,
+    HostError,
+    NccltuneError,
+    ServerError,
+    UsageProblem,
+)
+from nccltune.host.facts import HostFacts
+from nccltune.host.fingerprint import Fingerprint
+from nccltune.host.hardware import ForeignProcess, GpuProcess
+from nccltune.store import activate, read_launch_records, save_candidate
+from nccltune.verify.engine import estimate_s, run_verify
+from nccltune.verify.model import RankState
+from nccltune.verify.record import VerifyRecord, list_records, load, verifies_dir
+from nccltune.verify.serving import boots, memory, preflight
+from nccltune.verify.spec import VerifyProgress, VerifySpec, VerifyStage
+from tests.support.hosts import REPOSITORY
+from tests.support.launching import is_alive, wait_for
+from tests.support.standin_sglang.program import free_port, running_server
+from tests.support.verifying import FOLK, Watcher, make_spec, processes_of
+
+FINGERPRINT = Fingerprint(("H200",), ("GPU-1",), "580.1", "2.28.9", (("X",),), (0,), 1)
+
+
+def stored() -> VerifyRecord:
+    """The one verify on disk."""
+    (record,) = list_records().found
+    return record
+
+
+def assert_nothing_is_left(folder: Path) -> None:
+    wait_for(lambda: not [one for one in processes_of(folder) if is_alive(int(str(one["pid"])))])
+
+
+def ranks_of_boot(folder: Path, boot: int, *, tp: int = 2) -> list[dict[str, Any]]:
+    ranks = [one for one in processes_of(folder) if one["role"] == "rank"]
+    return ranks[boot * tp : (boot + 1) * tp]
+
+
+# --- a whole verify
+
+
+def test_every_boot_is_a_server_of_its_own_in_mirrored_order(tmp_path: Path) -> None:
+    watcher = Watcher()
+
+    record = run_verify(make_spec(tmp_path), watcher)
+
+    assert [boot.arm for boot in record.boots] == ["default", "folk", "folk", "default"]
+    assert [boot.position for boot in record.boots] == [0, 1, 2, 3]
+    assert all(len(boot.runs) == 2 and boot.start_s > 0.0 for boot in record.boots)
+    assert [run.tokens for boot in record.boots for run in boot.runs] == [20] * 8
+    assert record.is_finished
+    assert not record.problems
+    assert len({one["pid"] for one in processes_of(tmp_path) if one["role"] == "parent"}) == 4
+    finished = [progress for progress in watcher.told if progress.boot is not None]
+    assert [progress.boot for progress in finished] == list(record.boots)
+    assert {progress.stage for progress in watcher.told} == set(VerifyStage)
+    assert_nothing_is_left(tmp_path)
+
+
+def test_verify_is_on_disk_as_it_is_returned(tmp_path: Path) -> None:
+    record = run_verify(make_spec(tmp_path), Watcher())
+
+    kept = load(verifies_dir() / f"{record.id}.json")
+
+    assert [boot.arm for boot in kept.boots] == [boot.arm for boot in record.boots]
+    assert kept.boots[0].seen == record.boots[0].seen
+    assert kept.boots[0].ms_per_verify == pytest.approx(record.boots[0].ms_per_verify, rel=1e-4)
+    assert replace(kept, boots=()) == replace(record, boots=())
+    assert not (verifies_dir() / f"{record.id}.logs").exists()
+
+
+def test_arms_differ_in_the_profile_and_what_the_operator_has_set_stays(tmp_path: Path) -> None:
+    record = run_verify(make_spec(tmp_path, environ={"NCCL_PROTO": "Simple"}), Watcher())
+
+    default, folk = ranks_of_boot(tmp_path, 0), ranks_of_boot(tmp_path, 1)
+    assert {rank["environ"].get("NCCL_ALGO") for rank in default} == {None}
+    assert {rank["environ"].get("NCCL_ALGO") for rank in folk} == {"Ring"}
+    assert {rank["environ"]["NCCL_PROTO"] for rank in (*default, *folk)} == {"Simple"}
+    assert any("folk: NCCL_PROTO=Simple is the operator's" in note for note in record.notes)
+
+
+def test_profile_is_seen_in_every_rank_and_no_active_one_in_the_default_arm(
+    tmp_path: Path,
+) -> None:
+    environ = {"NCCL_PROTO": "LL", "NCCLTUNE_APPLIED": "0123456789abcdef:NCCL_PROTO"}
+
+    record = run_verify(make_spec(tmp_path, environ=environ), Watcher())
+
+    default, folk = record.boots[0].seen, record.boots[1].seen
+    assert default.ranks == {"TP0": {}, "TP1": {}}
+    assert {rank["environ"].get("NCCL_PROTO") for rank in ranks_of_boot(tmp_path, 0)} == {None}
+    both = {"NCCL_ALGO": RankState.IN_EFFECT, "NCCL_PROTO": RankState.IN_EFFECT}
+    assert folk.ranks == {"TP0": both, "TP1": both}
+    assert folk.is_nccl_on_path
+    assert folk.version == "0.5.15.post1"
+    assert folk.server_info["speculative_num_steps"] == 2
+    assert not folk.is_simulated_acceptance
+
+
+def test_hook_brings_no_active_profile_into_an_arm(tmp_path: Path) -> None:
+    save_candidate(FOLK)
+    activate(FOLK.name, reason="manual")
+    hooked = hook_site(tmp_path)
+    with running_server(tmp_path, environ={**os.environ, **hooked}) as server:
+        ranks = [one for one in server.records() if one["role"] == "rank"]
+        assert all("NCCL_PROTO" in str(rank["environ"]) for rank in ranks)  # it does its work
+
+    run_verify(make_spec(tmp_path, arms=["default", "again"], environ=hooked), Watcher())
+
+    ranks = [one for one in processes_of(tmp_path) if one["role"] == "rank"]
+    assert len(ranks) == 8
+    assert not any("NCCL_PROTO" in str(rank["environ"]) for rank in ranks)
+
+
+def hook_site(folder: Path) -> dict[str, str]:
+    """Install the hook where the server's interpreter looks."""
+    made = folder / "site" / "nccltune_hook-9.dist-info"
+    made.mkdir(parents=True)
+    (made / "METADATA").write_text("Metadata-Version: 2.1\nName: nccltune-hook\nVersion: 9\n")
+    (made / "entry_points.txt").write_text("[sglang.srt.plugins]\nnccltune = nccltune_hook:load\n")
+    return {"PYTHONPATH": f"{REPOSITORY / 'hook'}:{made.parent}"}
+
+
+def test_setting_that_one_rank_lost_is_seen_there(tmp_path: Path) -> None:
+    wishes = {"lose": "NCCL_PROTO", "lose_rank": "1"}
+
+    record = run_verify(make_spec(tmp_path, wishes=wishes), Watcher())
+
+    assert record.boots[1].seen.ranks["TP0"]["NCCL_PROTO"] is RankState.IN_EFFECT
+    assert record.boots[1].seen.ranks["TP1"]["NCCL_PROTO"] is RankState.LOST
+
+
+def test_simulated_acceptance_is_seen(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, environ={"SGLANG_SIMULATE_ACC_LEN": "2"})
+
+    assert run_verify(spec, Watcher()).boots[0].seen.is_simulated_acceptance
+
+
+def test_launches_are_on_record_under_the_servers_own_process(tmp_path: Path) -> None:
+    run_verify(make_spec(tmp_path), Watcher())
+
+    parents = [one["pid"] for one in processes_of(tmp_path) if one["role"] == "parent"]
+    records = read_launch_records()
+    assert [record.pid for record in records] == parents
+    assert {record.route for record in records} == {"verify"}
+    assert [record.profile_name for record in records] == [None, "folk", "folk", None]
+
+
+def test_steps_and_plain_decoding_are_started_as_asked(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, arms=["no-speculation"], num_steps=[5, 2])
+
+    record = run_verify(spec, Watcher())
+
+    names = ["no speculation", "5 steps", "2 steps"]
+    assert [boot.arm for boot in record.boots] == [*names, *reversed(names)]
+    steps = [boot.seen.server_info["speculative_num_steps"] for boot in record.boots[:3]]
+    assert steps == [None, 5, 2]
+    assert record.boots[0].runs[0].streams[0].verify_count is None
+    assert record.boots[1].runs[0].streams[0].verify_count
+
+
+def test_verify_ends_with_the_round_that_decides(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def decide(record: VerifyRecord) -> bool:
+        asked.append(len(record.boots))
+        return True
+
+    record = run_verify(make_spec(tmp_path, boots=4, is_decided=decide), Watcher())
+
+    assert asked == [4]
+    assert len(record.boots) == 4
+    assert record.is_finished
+
+
+def test_time_left_is_known_from_earlier_verifies(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path)
+    assert estimate_s(spec) is None
+    run_verify(spec, Watcher())
+
+    estimated_s = estimate_s(spec)
+
+    assert estimated_s is not None
+    assert 4 * stored().boots[0].start_s * 0.2 < estimated_s < 60.0
+    assert estimate_s(make_spec(tmp_path, "--tokenizer-mode", "auto")) is None
+
+
+# --- refused before anything is started
+
+
+def check_refused(folder: Path, spec: VerifySpec, error: type[NccltuneError]) -> NccltuneError:
+    with pytest.raises(error) as caught:
+        run_verify(spec, Watcher())
+    assert processes_of(folder) == []
+    assert not list_records().found
+    return caught.value
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_port_in_use_is_refused(tmp_path: Path, host: str) -> None:
+    with socket.socket() as taken:
+        taken.bind((host, 0))
+        taken.listen()
+        spec = make_spec(tmp_path, port=taken.getsockname()[1])
+
+        error = check_refused(tmp_path, spec, BusyError)
+
+    assert error.code == "port_in_use"
+    assert f"port {spec.launch[spec.launch.index('--port') + 1]} is in use" in str(error)
+
+
+def test_port_that_somebody_holds_without_answering_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        spec = make_spec(tmp_path, port=taken.getsockname()[1])
+
+        assert check_refused(tmp_path, spec, BusyError).exit_code is ExitCode.BUSY
+
+
+@pytest.mark.parametrize("flag", ["--model-path", "--speculative-draft-model-path"])
+def test_model_that_is_not_there_is_refused(tmp_path: Path, flag: str) -> None:
+    spec = make_spec(tmp_path)
+    place = spec.launch.index(flag) + 1
+    Path(spec.launch[place], "config.json").unlink()
+    Path(spec.launch[place]).rmdir()
+
+    error = check_refused(tmp_path, spec, FileError)
+
+    assert error.code == "no_model"
+    assert str(error).startswith(spec.launch[place])
+    assert flag in str(error)
+
+
+def test_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path)
+    launch = ("/nowhere/python", *spec.launch[1:])
+    arms = tuple(replace(arm, argv=launch) for arm in spec.arms)
+
+    error = check_refused(tmp_path, replace(spec, launch=launch, arms=arms), ServerError)
+
+    assert error.code == "cannot_start"
+
+
+def test_profile_that_would_not_be_used_is_refused(tmp_path: Path) -> None:
+    error = check_refused(tmp_path, make_spec(tmp_path, tp=1), UsageProblem)
+
+    assert error.code == "profile_not_used"
+    assert str(error).startswith("arm folk: ")
+    assert "--any-host" in str(error)
+
+    record = run_verify(make_spec(tmp_path, tp=1, is_any_host=True), Watcher())
+    assert record.boots[1].seen.is_nccl_on_path is False
+    assert "tensor parallel size 1" in record.boots[1].seen.path_reason
+
+
+def test_search_and_verify_keep_each_other_out(tmp_path: Path) -> None:
+    assert host_lock_path() == sources.study_path("any").parent / LOCK_NAME
+    with host_lock(host_lock_path(), SEARCH):
+        error = check_refused(tmp_path, make_spec(tmp_path), BusyError)
+    assert error.code == "search_running"
+
+    def search(_progress: VerifyProgress) -> None:
+        with pytest.raises(BusyError, match=r"a verify \(process \d+\) is running") as caught:
+            sources.check_idle()
+        assert caught.value.code == "verify_running"
+
+    run_verify(make_spec(tmp_path), Watcher(search))
+
+
+# --- a boot that fails
+
+
+def test_server_that_dies_in_its_start_ends_the_verify_with_earlier_boots_kept(
+    tmp_path: Path,
+) -> None:
+    wishes = {"fail": "nccl_init", "fail_if": "NCCL_PROTO=LL"}
+    spec = make_spec(tmp_path, wishes=wishes)
+
+    record = run_verify(spec, Watcher())
+
+    (problem,) = record.problems
+    assert problem.code == "server_died"
+    assert problem.position == 1
+    assert problem.message.startswith("boot 2 of 4 (arm folk): the server died")
+    assert "NCCL error" in problem.message
+    assert "NCCL error" in Path(problem.log_path).read_text()
+    assert [boot.arm for boot in stored().boots] == ["default"]
+    assert not record.is_finished
+    assert_nothing_is_left(tmp_path)
+
+
+def test_resume_goes_on_with_the_boot_that_failed(tmp_path: Path) -> None:
+    port = free_port()
+    wishes = {"fail": "nccl_init", "fail_if": "NCCL_PROTO=LL"}
+    stopped = run_verify(make_spec(tmp_path, port=port, wishes=wishes), Watcher())
+
+    record = run_verify(make_spec(tmp_path, port=port, is_resume=True), Watcher())
+
+    assert record.id == stopped.id
+    assert record.boots[0] == stored().boots[0]
+    assert [boot.position for boot in record.boots] == [0, 1, 2, 3]
+    assert record.is_finished
+    assert not record.problems
+
+
+def test_resume_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
+    port = free_port()
+    spec = make_spec(tmp_path, port=port, is_resume=True)
+    with pytest.raises(FileError, match="no verify to resume"):
+        run_verify(spec, Watcher())
+    run_verify(make_spec(tmp_path, port=port, wishes={"fail": "die_loading"}), Watcher())
+
+    with pytest.raises(FileError, match=r"another verify \(load differ\)") as caught:
+        run_verify(replace(spec, load=replace(spec.load, tokens=30)), Watcher())
+
+    assert caught.value.code == "other_verify"
+    others = make_spec(tmp_path, port=port, arms=["folk", "default"], is_resume=True)
+    with pytest.raises(FileError, match=r"\(arms differ\)"):
+        run_verify(others, Watcher())
+    elsewhere = make_spec(tmp_path, port=port, environ={"NCCL_DEBUG": "INFO"}, is_resume=True)
+    with pytest.raises(FileError, match=r"\(NCCL and CUDA variables in the environment differ\)"):
+        run_verify(elsewhere, Watcher())
+
+
+def test_answer_that_is_not_as_asked_gives_no_number(tmp_path: Path) -> None:
+    record = run_verify(make_spec(tmp_path, wishes={"answer": "fewer_tokens"}), Watcher())
+
+    (problem,) = record.problems
+    assert problem.code == "fewer_tokens"
+    assert "boot 1 of 4 (arm default)" in problem.message
+    assert record.boots == ()
+    assert_nothing_is_left(tmp_path)
+
+
+def test_server_that_stalls_in_its_start_is_ended(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, wishes={"fail": "stall_capture"})
+    limits = replace(spec.limits, stall_timeout_s=1.0)
+
+    record = run_verify(replace(spec, limits=limits), Watcher())
+
+    assert record.problems[0].code == "stalled"
+    assert "graph capture" in record.problems[0].message
+    assert_nothing_is_left(tmp_path)
+
+
+# --- nothing is left
+
+
+def test_server_that_ignores_signals_and_its_strays_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boots, "STOP_GRACE_S", 0.3)
+    stray = tmp_path / "stray"
+    spec = make_spec(tmp_path, wishes={"ignore_term": "1", "stray": str(stray)})
+
+    record = run_verify(spec, Watcher())
+
+    assert record.is_finished
+    assert not is_alive(int(stray.read_text()))
+    assert_nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize("stage", [VerifyStage.START, VerifyStage.MEASURE])
+def test_ctrl_c_ends_the_server_and_keeps_the_boots(tmp_path: Path, stage: VerifyStage) -> None:
+    def press(progress: VerifyProgress) -> None:
+        is_starting = progress.moment is not None and progress.moment.waited.elapsed_s > 0.2
+        is_now = stage is VerifyStage.MEASURE or is_starting
+        if progress.position == 1 and progress.stage is stage and is_now:
+            raise KeyboardInterrupt
+
+    record = run_verify(make_spec(tmp_path), Watcher(press))
+
+    assert record.is_interrupted
+    assert len(stored().boots) == 1
+    assert not stored().is_interrupted
+    assert_nothing_is_left(tmp_path)
+
+
+def watch_memory(monkeypatch: pytest.MonkeyPatch, read: Callable[[object], dict[str, int]]) -> None:
+    facts = HostFacts(FINGERPRINT, "sm90")
+    monkeypatch.setattr(preflight, "host_of", lambda *_: (facts, ""))
+    monkeypatch.setattr(memory, "read_memory_used_bytes", read)
+    monkeypatch.setattr(memory, "read_foreign_processes", lambda *_: [])
+    monkeypatch.setattr(gpu_watch, "MEMORY_RETURN_DEADLINE_S", 0.4)
+
+
+def test_memory_that_comes_back_late_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings: list[int] = []
+
+    def read(_uuids: object) -> dict[str, int]:
+        # Before, after, a moment later: each boot holds its memory for one reading.
+        readings.append([0, 8 << 30, 0][len(readings) % 3])
+        return {"GPU-1": readings[-1]}
+
+    watch_memory(monkeypatch, read)
+
+    record = run_verify(make_spec(tmp_path), Watcher())
+
+    assert record.is_finished
+    assert len(readings) == 12
+    assert record.fingerprint == FINGERPRINT
+    assert not any("not watched" in note for note in record.notes)
+
+
+def test_memory_that_does_not_come_back_stops_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings: list[int] = []
+
+    def read(_uuids: object) -> dict[str, int]:
+        readings.append(8 << 30 if readings else 0)
+        return {"GPU-1": readings[-1]}
+
+    watch_memory(monkeypatch, read)
+
+    with pytest.raises(HostError, match="8192 MiB did not come back on GPU GPU-1") as caught:
+        run_verify(make_spec(tmp_path), Watcher())
+
+    assert caught.value.code == "gpu_memory_held"
+    assert len(stored().boots) == 1
+
+
+def test_somebody_else_on_the_gpus_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch_memory(monkeypatch, lambda _uuids: {"GPU-1": 0})
+    other = ForeignProcess("GPU-1", GpuProcess(4711, None))
+    monkeypatch.setattr(memory, "read_foreign_processes", lambda *_: [other])
+
+    record = run_verify(make_spec(tmp_path), Watcher())
+
+    assert any("process 4711 computes on GPU GPU-1" in note for note in record.notes)
+
+
+def test_without_a_driver_memory_is_not_watched_and_that_is_said(tmp_path: Path) -> None:
+    record = run_verify(make_spec(tmp_path), Watcher())
+
+    assert record.fingerprint is None
+    assert any(note.startswith("GPU memory is not watched") for note in record.notes)

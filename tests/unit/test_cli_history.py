@@ -1,0 +1,240 @@
+"""The history of a host: verifies and searches in one list, and figures over time."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from nccltune.cli import main
+from nccltune.cli.invocation import Invocation
+from nccltune.cli.search_answer import answer_from_result
+from nccltune.cli.search_data import SavedProfile, search_data
+from nccltune.cli.sources import Source
+from nccltune.cli.trend import BLOCKS, PLAIN_BLOCKS, Sparkline
+from nccltune.cli.verify_answer import conclude
+from nccltune.cli.verify_data import judgement_data
+from nccltune.cli.workload import Demand, WorkloadOptions
+from nccltune.paths import state_dir
+from nccltune.payloads.derive import default_workload
+from nccltune.store.searches import keep_search, read_searches
+from nccltune.verify.record import VerifyRecord, save
+from tests.support.boots import HOST, mirrored, record_of
+from tests.support.command_line import FACTS, FakeBench, envelope_of
+from tests.support.results import IMPROVED, KEEP_DEFAULT
+
+Capture = pytest.CaptureFixture[str]
+
+
+def keep_verify(day: int, default_ms: float, fast_ms: float, **changes: Any) -> VerifyRecord:
+    """Keep a verify with its verdict, as the command does."""
+    record = record_of(
+        mirrored(("default", default_ms), ("fast", fast_ms)),
+        id=f"202611{day:02}-120000-7",
+        created_at=f"2026-11-{day:02}T12:00:00+00:00",
+        **changes,
+    )
+    judged: Any = json.loads(json.dumps(judgement_data(conclude(record).judgement)))
+    record = replace(record, judgement=judged)
+    save(record)
+    return record
+
+
+def keep_a_search(day: int, baseline_us: float = 10.0) -> None:
+    rows = (replace(IMPROVED.payloads[0], baseline_us=baseline_us), *IMPROVED.payloads[1:])
+    result = replace(IMPROVED, payloads=rows)
+    data = search_data(result, SavedProfile("fast"), workload="kimi-k2.5", next_command="")
+    answer: Any = json.loads(json.dumps({**data, "fingerprint": HOST.to_json()}, default=str))
+    keep_search("fast", datetime(2026, 11, day, 13, tzinfo=UTC), answer)
+
+
+def test_history_of_a_new_host_says_what_to_do(capsys: Capture) -> None:
+    assert main(["history"]) == 0
+
+    assert "nccltune verify -- CMD" in capsys.readouterr().out
+    assert envelope_of(capsys, "history")["data"]["entries"] == []
+
+
+def test_history_lists_verifies_and_searches_oldest_first(capsys: Capture) -> None:
+    keep_verify(3, 9.8, 8.9)
+    keep_a_search(2)
+    keep_verify(1, 9.8, 9.8)
+
+    entries = envelope_of(capsys, "history")["data"]["entries"]
+
+    assert [entry["kind"] for entry in entries] == ["verify", "search", "verify"]
+    assert [entry["verdict"] for entry in entries] == ["no_difference", "improved", "gain"]
+    assert entries[2]["id"] == "20261103-120000-7"
+    assert entries[2]["effect_pct"] == pytest.approx(9.1, abs=0.1)
+    assert entries[1]["score_ratio"] == IMPROVED.score_ratio
+    assert entries[1]["profile"] == "fast"
+
+
+def test_history_shows_the_newest_only_where_asked(capsys: Capture) -> None:
+    for day in range(1, 6):
+        keep_verify(day, 9.8, 8.9)
+
+    data = envelope_of(capsys, "history", "--last", "2")["data"]
+
+    assert [entry["id"][:8] for entry in data["entries"]] == ["20261104", "20261105"]
+    assert data["entry_count"] == 5
+    assert len(data["series"][0]["points"]) == 5
+
+
+def test_history_shows_how_the_same_figure_moved(capsys: Capture) -> None:
+    keep_verify(1, 9.8, 8.9)
+    keep_verify(2, 9.8, 8.9)
+    keep_verify(3, 10.78, 8.9)
+    keep_a_search(1, 10.0)
+    keep_a_search(3, 12.0)
+
+    series = {each["name"]: each for each in envelope_of(capsys, "history")["data"]["series"]}
+
+    defaults = series["defaults, 2 steps, kimi, tp 2"]
+    assert [point["value"] for point in defaults["points"]] == pytest.approx(
+        [9.805, 9.805, 10.785], abs=0.005
+    )
+    assert defaults["change_pct"] == pytest.approx(10.0, abs=0.1)
+    assert series["fast, 2 steps, kimi, tp 2"]["change_pct"] == pytest.approx(0.0)
+    reduced = series["defaults, all-reduce of 43008 B"]
+    assert (reduced["unit"], reduced["change_pct"]) == ("us", pytest.approx(20.0))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fingerprint": replace(HOST, gpu_uuids=("GPU-2", "GPU-3"))},
+        {"load": {"concurrency": 8}},
+        {"arms": None},
+    ],
+    ids=["GPUs", "load", "flags"],
+)
+def test_figures_of_another_host_load_or_launch_are_not_compared(
+    capsys: Capture, changes: dict[str, Any]
+) -> None:
+    first = keep_verify(1, 9.8, 8.9)
+    if "arms" in changes:
+        more = ("--mem-fraction-static", "0.8")
+        changes["arms"] = tuple(replace(arm, argv=(*arm.argv, *more)) for arm in first.arms)
+    keep_verify(2, 19.6, 17.8, **changes)
+
+    series = envelope_of(capsys, "history")["data"]["series"]
+
+    assert [len(each["points"]) for each in series] == [1, 1, 1, 1]
+
+
+def test_figures_of_another_port_and_driver_are_compared(capsys: Capture) -> None:
+    first = keep_verify(1, 9.8, 8.9)
+    arms = tuple(replace(arm, argv=(*arm.argv, "--port", "31000")) for arm in first.arms)
+    keep_verify(2, 9.8, 8.9, arms=arms, fingerprint=replace(HOST, driver_version="590.2"))
+
+    series = envelope_of(capsys, "history")["data"]["series"]
+
+    assert [len(each["points"]) for each in series] == [2, 2]
+
+
+def test_history_names_a_verify_that_was_stopped(capsys: Capture) -> None:
+    keep_verify(1, 9.8, 8.9, is_finished=False)
+
+    (entry,) = envelope_of(capsys, "history")["data"]["entries"]
+
+    assert entry["verdict"] == "not finished"
+
+
+@pytest.mark.parametrize("folder", ["verifies", "searches"])
+@pytest.mark.parametrize("text", ["{", "{}", '{"schema": "nccltune.search/1", "name": "x"}'])
+def test_a_damaged_file_is_named_and_hides_no_other(
+    capsys: Capture, folder: str, text: str
+) -> None:
+    keep_verify(1, 9.8, 8.9)
+    keep_a_search(2)
+    (state_dir() / folder / "20261105-bad.json").write_text(text)
+
+    envelope = envelope_of(capsys, "history")
+
+    assert envelope["exit_code"] == 0
+    assert len(envelope["data"]["entries"]) == 2
+    assert len(envelope["warnings"]) == 1
+
+
+@pytest.mark.parametrize("width", ["80", "120"])
+def test_history_fits_the_terminal_and_ends_with_a_baseline(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, width: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    for day in (1, 2, 4):
+        keep_verify(day, 9.8 + 0.1 * day, 8.9)
+    keep_a_search(3)
+
+    assert main(["history"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= int(width)
+    assert lines[0] == "3 verifies and 1 search, oldest first"
+    assert lines[-1] == "  nccltune verify --url URL --baseline 20261104-120000-7"
+    (moved,) = [line for line in lines if "defaults, 2 steps" in line]
+    assert len(set(moved) & set(BLOCKS)) > 1
+
+
+# What a search leaves.
+
+
+def searched(result: Any, bench: Any) -> None:
+    demand = Demand(default_workload(), 2)
+    source = Source(bench=bench, place="2x-H200", facts=FACTS, fingerprint=HOST.to_json())
+    answer_from_result(
+        result,
+        demand=demand,
+        source=source,
+        name="mine",
+        asked=WorkloadOptions(),
+        invocation=Invocation.from_arguments(["search"]),
+        path=None,
+        notice="",
+    )
+
+
+def test_a_search_without_a_winner_is_in_the_history(capsys: Capture) -> None:
+    searched(KEEP_DEFAULT, FakeBench())
+
+    (entry,) = envelope_of(capsys, "history")["data"]["entries"]
+
+    assert (entry["kind"], entry["verdict"], entry["subject"]) == ("search", "keep_default", "mine")
+    assert entry["profile"] is None
+
+
+def test_a_search_that_was_stopped_is_not() -> None:
+    searched(replace(KEEP_DEFAULT, is_interrupted=True), FakeBench())
+
+    assert read_searches() == ([], [])
+
+
+# The picture.
+
+
+def test_sparkline_does_not_make_mountains_of_noise() -> None:
+    assert set(Sparkline([10.0, 10.01, 9.99, 10.0]).draw()) <= set("▄▅")
+    assert Sparkline([10.0, 10.0]).draw() in ("▄▄", "▅▅")
+
+
+def test_sparkline_shows_a_jump_and_only_the_newest() -> None:
+    assert Sparkline([10.0, 10.0, 20.0]).draw() == "▁▁█"
+    assert Sparkline([5.0, *[10.0] * 30, 20.0], width=3).draw() == "▁▁█"
+    assert Sparkline([]).draw() == ""
+
+
+def test_sparkline_is_plain_where_the_terminal_knows_no_blocks() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    console = Console(file=stream, width=40)
+
+    console.print(Sparkline([10.0, 15.0, 20.0]))
+    stream.flush()
+
+    written = stream.buffer.getvalue().decode().strip()
+    assert len(written) == 3
+    assert set(written) <= set(PLAIN_BLOCKS)

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nccltune.errors import FileError
+from nccltune.host.fingerprint import Fingerprint
+from nccltune.profile import Profile
+from nccltune.verify.boot_data import boot_from_json, boot_to_json
+from nccltune.verify.model import Arm, Boot, Chunk, RankState, Run, Seen, Stream
+from nccltune.verify.record import (
+    Problem,
+    VerifyRecord,
+    list_records,
+    load,
+    save,
+    verifies_dir,
+)
+from nccltune.verify.resuming import hidden, telling
+
+STREAM = Stream(
+    prompt_tokens=31,
+    tokens=6,
+    duration_s=0.75,
+    chunks=(Chunk(0.123456, 2), Chunk(0.25, 4), Chunk(0.5, 6)),
+    verify_count=3,
+    accept_length=2.0,
+    accept_rate=0.5,
+    accept_by_position=(1, 2, 0),
+    cached_tokens=1,
+)
+PLAIN = replace(
+    STREAM, verify_count=None, accept_length=None, accept_rate=None, accept_by_position=()
+)
+SEEN = Seen(
+    ranks={"TP0": {"NCCL_PROTO": RankState.IN_EFFECT}, "TP1": {"NCCL_PROTO": RankState.LOST}},
+    is_nccl_on_path=False,
+    path_reason="custom all-reduce",
+    is_simulated_acceptance=True,
+    version="0.5.15.post1",
+    server_info={"tp_size": 2, "speculative_num_steps": None},
+)
+BOOT = Boot(
+    arm="folk",
+    position=1,
+    started_at="2026-11-29T12:00:00+00:00",
+    start_s=61.5,
+    runs=(Run((STREAM, PLAIN), 0.8), Run((STREAM,), 0.9)),
+    ttft_short_ms=(12.5, 13.0),
+    ttft_long_ms=(99.0,),
+    seen=SEEN,
+)
+RECORD = VerifyRecord(
+    id="20261129-120000-7",
+    created_at="2026-11-29T12:00:00+00:00",
+    launch=("sglang", "serve", "m"),
+    arms=(
+        Arm("default", ("sglang", "serve", "m"), num_steps=2),
+        Arm("folk", ("sglang", "serve", "m"), Profile("folk", {"NCCL_PROTO": "LL"}), note="so"),
+    ),
+    load={"run_count": 2, "tokens": 6, "deadline_s": 600.0},
+    boot_total=8,
+    boots=(replace(BOOT, arm="default", position=0), BOOT),
+    fingerprint=Fingerprint(("H200",), ("GPU-1",), "580.1", None, (("X",),), (None,), 1),
+    environ={"NCCL_DEBUG": "WARN"},
+    problems=(Problem("folk", 2, "server_died", "boot 3 of 8: it died", "/x/02.log"),),
+    notes=("GPU memory is not watched",),
+    judgement={"verdict": "inconclusive", "effect_pct": 1.5},
+)
+
+
+def test_boot_comes_back_as_it_was() -> None:
+    text = json.dumps(boot_to_json(BOOT), allow_nan=False)
+
+    assert boot_from_json(json.loads(text)) == BOOT
+
+
+def test_record_comes_back_as_it_was(tmp_path: Path) -> None:
+    path = save(RECORD, tmp_path)
+
+    assert path == tmp_path / "verifies" / "20261129-120000-7.json"
+    assert load(path) == RECORD
+    bare = replace(RECORD, id="b", fingerprint=None, boots=(), problems=(), url="http://h:1")
+    assert load(save(bare, tmp_path)) == bare
+
+
+def test_saving_again_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
+    save(RECORD, tmp_path)
+    finished = replace(RECORD, is_finished=True, problems=())
+
+    assert load(save(finished, tmp_path)) == finished
+    assert [path.name for path in verifies_dir(tmp_path).iterdir()] == ["20261129-120000-7.json"]
+
+
+def test_interruption_is_not_kept(tmp_path: Path) -> None:
+    assert load(save(replace(RECORD, is_interrupted=True), tmp_path)) == RECORD
+
+
+def test_moments_are_kept_to_the_microsecond(tmp_path: Path) -> None:
+    exact = replace(STREAM, chunks=(Chunk(0.1234564999, 2), Chunk(1 / 3, 6)))
+    boot = replace(BOOT, runs=(Run((exact,), 1.0),))
+
+    (kept,) = load(save(replace(RECORD, boots=(boot,)), tmp_path)).boots[0].runs[0].streams
+
+    assert [chunk.at_s for chunk in kept.chunks] == [0.123456, 0.333333]
+
+
+def test_long_verify_stays_small(tmp_path: Path) -> None:
+    chunks = tuple(Chunk(0.01 * idx + 1 / 3, 2 * idx) for idx in range(1, 251))
+    run = Run((replace(STREAM, tokens=500, chunks=chunks),), 3.0)
+    boot = replace(BOOT, runs=(run,) * 5)
+
+    path = save(replace(RECORD, boots=(boot,) * 8), tmp_path)
+
+    assert path.stat().st_size < 250_000
+
+
+def test_records_are_listed_newest_first_and_damage_hides_none(tmp_path: Path) -> None:
+    later = replace(RECORD, id="20261130-120000-7", created_at="2026-11-30T12:00:00+00:00")
+    save(RECORD, tmp_path)
+    save(later, tmp_path)
+    (verifies_dir(tmp_path) / "torn.json").write_text('{"schema": "nccltune.ver')
+    (verifies_dir(tmp_path) / ".nccltune-x.tmp").write_text("")
+
+    records = list_records(tmp_path)
+
+    assert records.found == (later, RECORD)
+    (problem,) = records.problems
+    assert "torn.json" in problem
+    assert "cut short" in problem
+
+
+def test_without_a_folder_there_are_no_records(tmp_path: Path) -> None:
+    assert list_records(tmp_path / "nowhere") == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"schema": "nccltune.verify/2"}, 'reads "nccltune.verify/1" only'),
+        ({"arms": None}, "is damaged"),
+        ({"boots": [{}]}, "is damaged"),
+        ({"boots": [{**boot_to_json(BOOT), "seen": {"ranks": {"TP0": {"A": "odd"}}}}]}, "damaged"),
+        ({"fingerprint": {"gpu_names": 3}}, "is damaged"),
+    ],
+)
+def test_damaged_record_is_refused_with_its_name(
+    tmp_path: Path, change: dict[str, object], reason: str
+) -> None:
+    path = save(RECORD, tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+
+    with pytest.raises(FileError, match=reason) as caught:
+        load(path)
+
+    assert str(path) in str(caught.value)
+
+
+def test_keys_are_not_kept() -> None:
+    assert hidden(["sglang", "serve", "--api-key", "abc"]) == (
+        "sglang",
+        "serve",
+        "--api-key",
+        "***",
+    )
+
+
+def test_only_what_servers_react_to_is_kept_of_an_environment() -> None:
+    environ = {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "1", "HF_TOKEN": "x", "PATH": "/bin"}
+
+    assert telling(environ) == {"CUDA_VISIBLE_DEVICES": "1", "NCCL_DEBUG": "INFO"}
