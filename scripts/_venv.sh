@@ -110,12 +110,27 @@ make_project_venv() {
     trap - EXIT
 }
 
+# Say that $PYTHON does nothing where .venv was made with another interpreter, $1.
+say_if_python_is_not() {
+    local wanted
+    [[ -n "${PYTHON:-}" ]] || return 0
+    wanted="$(python_path "$PYTHON")" || wanted=""
+    if [[ -z "$wanted" || "$(realpath -- "$wanted")" != "$(realpath -- "$1")" ]]; then
+        say "PYTHON=$PYTHON does nothing: .venv is there already, made with $1;" \
+            "to make it with that one, remove it first: rm -r -- $venv"
+    fi
+}
+
 # Have the project with extra $1 (none: the core) in .venv. Quick where nothing has changed.
 set_up() {
-    local extra="${1:-}" state stamp
+    local extra="${1:-}" state stamp path
     stamp="$venv/nccltune-${extra:-core}.stamp"
     state="$root $(cksum <"$root/pyproject.toml")"
-    python_path "$venv/bin/python" >/dev/null || make_project_venv
+    if path="$(python_path "$venv/bin/python")"; then
+        say_if_python_is_not "$path"
+    else
+        make_project_venv
+    fi
     if [[ -x "$venv/bin/nccltune" && -f "$stamp" && "$(<"$stamp")" == "$state" ]]; then
         return
     fi
