@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from nccltune.errors import FileError
 
@@ -44,6 +44,22 @@ class JsonText:
         lines = self.lines
         line = lines[place] if place in lines else lines.get(place[:-1], 1)
         return _problem(self.path, self.text, line, reason, code)
+
+    def as_object(self, schema: str, what: str) -> dict[str, Any]:
+        """Return the object that the whole document is, of the one schema that is read.
+
+        Args:
+            schema: what its ``schema`` has to be.
+            what: names such a document, for the complaint.
+        """
+        if not isinstance(self.data, dict):
+            raise self.problem(f"{what} is an object in {{}}")
+        given = self.data.get("schema")
+        if given != schema:
+            found = "no schema" if given is None else f"schema {json.dumps(given)[:80]}"
+            reason = f'{found}, and this version reads "{schema}" only'
+            raise self.problem(reason, "schema", code="unknown_schema")
+        return self.data
 
     def check_keys(self, mapping: Mapping[str, object], known: Iterable[str]) -> None:
         """Refuse a key at the top of the document that nobody reads, a typing error most often."""

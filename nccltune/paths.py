@@ -1,20 +1,23 @@
 """Where things lie: the state folder of this user, and what was shipped with the package.
 
-Pure look-ups: nothing here creates a folder or reads a file.
+Pure look-ups: nothing here creates a folder or reads a file; ``reading_dir`` looks whether they
+are there.
 """
 
 from __future__ import annotations
 
 import os
 import pwd
+import stat
 import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from nccltune.errors import UsageProblem
+from nccltune.errors import FileError, UsageProblem
 
 HOME_VARIABLE = "NCCLTUNE_HOME"
 SYSTEM_STATE_DIR = Path("/var/lib/nccltune")
+STATE_NAME = "state.json"
 _SHARED_PROFILES = Path("share") / "nccltune" / "profiles"
 _PACKAGE_DIR = Path(__file__).resolve().parent
 
@@ -43,6 +46,54 @@ def state_dir(environ: Mapping[str, str] | None = None) -> Path:
     # The XDG rules say to ignore a relative path.
     base = Path(xdg) if Path(xdg).is_absolute() else _home_dir(variables) / ".local" / "state"
     return base / "nccltune"
+
+
+def reading_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the folder that says what a launch gets: this user's, or else the host's.
+
+    A user who has never activated anything gets what root has activated for the host.
+
+    Raises:
+        UsageProblem: as for ``state_dir``.
+        FileError: ``NCCLTUNE_HOME`` names no folder. A volume that was not mounted looks so, and
+            what it holds is then missing, which is not the same as nothing being active.
+    """
+    variables = os.environ if environ is None else environ
+    own = state_dir(variables)
+    if variables.get(HOME_VARIABLE):
+        _check_is_folder(own)
+        return own
+    if own != SYSTEM_STATE_DIR and not _is_there(own / STATE_NAME):
+        return SYSTEM_STATE_DIR if _is_there(SYSTEM_STATE_DIR / STATE_NAME) else own
+    return own
+
+
+def _check_is_folder(folder: Path) -> None:
+    try:
+        is_folder = stat.S_ISDIR(folder.stat().st_mode)
+    except OSError as error:
+        cause = os.strerror(error.errno).lower() if error.errno else str(error)
+    else:
+        cause = "not a folder"
+        if is_folder:
+            return
+    raise FileError(
+        folder,
+        f"the state folder that {HOME_VARIABLE} names is not there ({cause}); mount it, or begin "
+        "a new one with: nccltune profile activate NAME",
+        code="no_state_folder",
+    )
+
+
+def _is_there(path: Path) -> bool:
+    """Tell whether a name is taken; what cannot be looked at is for the reader to complain of."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _home_dir(variables: Mapping[str, str]) -> Path:

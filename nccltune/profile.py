@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn, TypedDict
+from typing import NamedTuple, NoReturn, TypedDict
 
 from nccltune.envvars import check_setting, find_conflict
 from nccltune.errors import UsageProblem
@@ -37,6 +37,46 @@ _KEYS = (
     "measured",
     "bands",
 )
+
+
+SHARED_SOURCE = "shared-gpu"
+"""``source`` of what was found with all ranks on one GPU."""
+
+_RECORDING_SOURCE = "recording"
+_MAX_SHOWN_CHARS = 60
+
+
+class Doubt(NamedTuple):
+    """Why settings were never seen to help a real launch.
+
+    Attributes:
+        code: for scripts.
+        words: go on after "it was".
+    """
+
+    code: str
+    words: str
+
+
+def source_doubt(source: str) -> Doubt | None:
+    """Tell whether settings of this source may only be activated by a person who insists.
+
+    >>> source_doubt("recording:h200-2x-shm").words
+    'found in the recording h200-2x-shm of other GPUs, not measured on this host'
+    >>> source_doubt("gpus")
+    """
+    if source == SHARED_SOURCE:
+        return Doubt("shared_source", "found with all ranks on one GPU, where times mean nothing")
+    kind, _, name = source.partition(":")
+    if kind == _RECORDING_SOURCE:
+        where = f"found in the recording {harmless(name)} of other GPUs"
+        return Doubt("recorded_source", f"{where}, not measured on this host")
+    return None
+
+
+def harmless(text: str) -> str:
+    """Keep what can do no harm in a line of any file: no line break, nothing that joins lines."""
+    return re.sub(r"[^A-Za-z0-9 ._:/+-]+", "?", text[:_MAX_SHOWN_CHARS]).strip() or "?"
 
 
 class ProfileFile(TypedDict):
@@ -120,10 +160,7 @@ def parse_profile(text: str, path: Path) -> Profile:
             that NCCL would change or misread.
     """
     document = parse_json(text, path)
-    data = document.data
-    if not isinstance(data, dict):
-        raise document.problem("a profile is an object in {}")
-    _check_schema(document, data)
+    data = document.as_object(SCHEMA, "a profile")
     document.check_keys(data, _KEYS)
     name = _text(document, data, "name", is_required=True)
     try:
@@ -139,16 +176,6 @@ def parse_profile(text: str, path: Path) -> Profile:
         created_at=_moment(document, data),
         fingerprint=_mapping(document, data, "fingerprint"),
         measured=_mapping(document, data, "measured") or {},
-    )
-
-
-def _check_schema(document: JsonText, data: Mapping[str, object]) -> None:
-    schema = data.get("schema")
-    if schema == SCHEMA:
-        return
-    found = "no schema" if schema is None else f"schema {json.dumps(schema)[:80]}"
-    raise document.problem(
-        f'{found}, and this version reads "{SCHEMA}" only', "schema", code="unknown_schema"
     )
 
 

@@ -14,7 +14,6 @@ OWN_VARIABLES = (SOCKET_VARIABLE, WATCHDOG_VARIABLE, WATCHDOG_PID_VARIABLE)
 """For the service's own process: what it starts is not given them."""
 
 _MAX_STATUS_CHARS = 500
-_SEND_TIMEOUT_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,8 @@ class Notifier:
     def send(self, *assignments: str) -> bool:
         """Send lines in one datagram; tells whether it was taken.
 
-        A manager that is gone or busy costs the service no more than a moment.
+        It never waits: a manager that is gone or too busy costs the service nothing, and what has
+        to be heard is said again.
         """
         if not self.address or not assignments:
             return False
@@ -74,8 +74,9 @@ class Notifier:
         address = f"\0{self.address[1:]}" if self.address.startswith("@") else self.address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-                sender.settimeout(_SEND_TIMEOUT_S)
-                sender.sendto("\n".join(assignments).encode(), address)
+                sender.setblocking(False)
+                sender.connect(address)
+                sender.send("\n".join(assignments).encode())
         except OSError:
             return False
         return True

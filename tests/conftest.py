@@ -22,12 +22,15 @@ Require = Callable[[object, str], None]
 
 
 @pytest.fixture(autouse=True)
-def isolated_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def isolated_environment(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keep the developer's state, and settings of a tuned host, out of every test."""
     for name in list(os.environ):
         if name.startswith(("NCCL", "SGLANG_")) or name == "CUDA_VISIBLE_DEVICES":
             monkeypatch.delenv(name)
-    home = tmp_path / "isolated"
+    home = tmp_path_factory.mktemp("isolated")
+    (home / "nccltune").mkdir()
     monkeypatch.setenv("NCCLTUNE_HOME", str(home / "nccltune"))
     monkeypatch.setenv("HOME", str(home))
     for kind in ("CACHE", "CONFIG", "DATA", "STATE"):

@@ -13,7 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-_MAX_ANSWER_BYTES = 2**20
+_MAX_ANSWER_BYTES = 8 * 2**20
+_MAX_DATA_BYTES = 512 * 2**20
+"""Of memory of its own: files that are mapped, such as the driver's library, are not counted."""
+
+_MAX_CPU_S = 60
 _FIRST_DESCRIPTOR = 3
 _STUCK_S = 5.0
 
@@ -33,6 +37,7 @@ class ChildCall:
     deadline_s: float
     ended_at_s: float = 0.0
     _parts: list[bytes] = field(default_factory=list)
+    _size_bytes: int = 0
     _is_reaped: bool = False
 
     def feed(self) -> bool:
@@ -42,7 +47,8 @@ class ChildCall:
         except BlockingIOError:
             return False
         self._parts.append(part)
-        is_over = not part or sum(map(len, self._parts)) > _MAX_ANSWER_BYTES
+        self._size_bytes += len(part)
+        is_over = not part or self._size_bytes > _MAX_ANSWER_BYTES
         if is_over:
             self.end()
         return is_over
@@ -103,6 +109,7 @@ def _answer(function: Callable[[], object], writer: int) -> None:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGIO):
             signal.signal(number, signal.SIG_DFL)
+        _limit()
         os.set_blocking(writer, True)
         os.closerange(_FIRST_DESCRIPTOR, writer)
         os.closerange(writer + 1, writer + 256)
@@ -113,6 +120,20 @@ def _answer(function: Callable[[], object], writer: int) -> None:
     finally:
         # Whatever went wrong, nothing of the service's own may run here a second time.
         os._exit(status)
+
+
+def _limit() -> None:
+    """Bound what the child may use: it follows names and numbers that other users chose."""
+    # Loaded here, for the service itself does without.
+    import resource
+
+    for kind, limit in (
+        (resource.RLIMIT_DATA, _MAX_DATA_BYTES),
+        (resource.RLIMIT_CPU, _MAX_CPU_S),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        with suppress(OSError, ValueError):  # not allowed, or less already
+            resource.setrlimit(kind, (limit, limit))
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ import select
 import socket
 import stat
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -243,17 +243,11 @@ def passed_sockets() -> list[socket.socket]:
 
 
 def _listen_unix(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with _listening(socket.AF_UNIX) as listener:
         if _is_stale(path):
             path.unlink()
         listener.bind(str(path))
         path.chmod(0o666)  # to read metrics is to connect, which needs the right to write
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    listener.setblocking(False)
     return listener
 
 
@@ -269,14 +263,20 @@ def _is_stale(path: Path) -> bool:
 
 
 def _listen_tcp(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
+    with _listening(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+    return listener
+
+
+@contextmanager
+def _listening(family: socket.AddressFamily) -> Iterator[socket.socket]:
+    """Let a new socket listen once it has been bound; it is closed where that fails."""
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        yield listener
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()
         raise
     listener.setblocking(False)
-    return listener

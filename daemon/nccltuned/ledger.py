@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -19,7 +20,13 @@ from nccltune.atomic import make_dir, write_atomic
 from nccltune.errors import NccltuneError
 from nccltune.inject.marker import settings_digest
 from nccltune.jsontext import parse_json
-from nccltune.live.failed_starts import Ending, Start, failures_against, is_before
+from nccltune.live.failed_starts import (
+    Ending,
+    Start,
+    failures_against,
+    is_before,
+    uncounted_failures,
+)
 from nccltune.store import ActiveState, deactivate, find_profile, rollback
 
 logger = logging.getLogger(__name__)
@@ -27,6 +34,9 @@ logger = logging.getLogger(__name__)
 SCHEMA = "nccltune.starts/1"
 FILE_NAME = "starts.json"
 MAX_STARTS = 200
+MAX_OTHERS = 60
+"""Of these, starts that do not count: of them the ones of whoever has most make room first."""
+
 MAX_ROLLBACKS = 20
 _MAX_FILE_BYTES = 2**20
 
@@ -39,6 +49,7 @@ class RolledBack:
         profile_name: what was rolled back, with its digest.
         returned_to: what is active since; None for no profile.
         at: ISO 8601, UTC.
+        generation: of the store's state that it ended; 0 if unknown.
         ending: how the last failure ended; its line is in the journal and with the starts, for a
             log is not everybody's to read.
     """
@@ -49,6 +60,7 @@ class RolledBack:
     at: str
     failure_count: int
     ending: str = ""
+    generation: int = 0
 
     def to_json(self) -> dict[str, object]:
         """Return what is kept and published."""
@@ -60,11 +72,16 @@ T = TypeVar("T", Start, RolledBack)
 
 @dataclass(slots=True)
 class Ledger:
-    """The starts that were seen, the oldest first, and the roll-backs that they led to."""
+    """The starts that were seen, the oldest first, and the roll-backs that they led to.
+
+    Attributes:
+        is_kept: it is written to disk: no other service keeps this store.
+    """
 
     folder: Path
     starts: list[Start] = field(default_factory=list)
     rollbacks: list[RolledBack] = field(default_factory=list)
+    is_kept: bool = True
 
     @classmethod
     def load(cls, folder: Path) -> Ledger:
@@ -91,21 +108,51 @@ class Ledger:
         return any(start.key == key for start in self.starts)
 
     def add(self, start: Start) -> None:
-        """Keep how one start ended, on disk too.
+        """Keep how one start ended, on disk too where this is the keeper of the store.
 
         Raises:
             FileError: the state folder cannot be written; it is kept in memory all the same.
         """
         self.starts = [each for each in self.starts if each.key != start.key]
-        self.starts = [*self.starts, start][-MAX_STARTS:]
-        self._save()
+        self.starts = _kept([*self.starts, start])
+        if self.is_kept:
+            self._save()
+
+    def take_over(self) -> None:
+        """Go on with what another service has written meanwhile, and with what was seen here."""
+        theirs = Ledger.load(self.folder)
+        known = {start.key for start in theirs.starts}
+        own = [start for start in self.starts if start.key not in known]
+        self.starts, self.rollbacks = _kept([*theirs.starts, *own]), theirs.rollbacks
+        self.is_kept = True
+
+    def had_served(self, uid: int | None, generation: int) -> bool:
+        """Tell whether a user had a server that came up before this state of the store."""
+        return uid is not None and any(
+            start.uid == uid and start.ending is Ending.READY and start.generation < generation
+            for start in self.starts
+        )
 
     def failures(self, active: ActiveState) -> tuple[Start, ...]:
         """Return the starts that speak against the active profile."""
         if active.profile is None:
             return ()
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        # A step in times to come: the clock was set back since, and says nothing.
+        is_known = not is_before(now, active.activated_at)
+        return failures_against(
+            self.starts,
+            settings_digest(active.profile.settings),
+            activated_at=active.activated_at if is_known else "",
+            generation=active.generation,
+        )
+
+    def uncounted(self, active: ActiveState) -> tuple[Start, ...]:
+        """Return failures under the active profile that do not count because of whose they are."""
+        if active.profile is None:
+            return ()
         digest = settings_digest(active.profile.settings)
-        return failures_against(self.starts, digest, activated_at=active.activated_at)
+        return uncounted_failures(self.starts, digest, generation=active.generation)
 
     def roll_back_if_due(self, active: ActiveState, limit: int) -> RolledBack | None:
         """Leave the active profile once enough starts have failed under it.
@@ -124,7 +171,8 @@ class Ledger:
         # First the step, then the note of it: between the two another profile is active, so that
         # the same starts can never lead to a second step.
         is_known_bad = active.previous is not None and self._is_bad(active.previous, digest)
-        step = deactivate(reason="daemon") if is_known_bad else rollback(reason="daemon")
+        take = deactivate if is_known_bad else rollback
+        step = take(reason="daemon", expected=active)
         done = RolledBack(
             profile_name=active.profile.name,
             digest=digest,
@@ -132,6 +180,7 @@ class Ledger:
             at=datetime.now(UTC).isoformat(timespec="seconds"),
             failure_count=len(failures),
             ending=str(failures[-1].ending),
+            generation=active.generation,
         )
         self.rollbacks = [*self.rollbacks, done][-MAX_ROLLBACKS:]
         self.starts = [
@@ -155,15 +204,16 @@ class Ledger:
             other = settings_digest(find_profile(name).profile.settings)
         except NccltuneError:
             return False
-        left_at = [each.at for each in self.rollbacks if each.digest == other]
+        left = [each for each in self.rollbacks if each.digest == other]
         has_served_since = any(
             start.digest == other
+            and start.is_trusted
             and start.ending is Ending.READY
-            and left_at
-            and not is_before(start.launched_at, left_at[-1])
+            and left
+            and not _is_earlier(start, left[-1])
             for start in self.starts
         )
-        return other == digest or (bool(left_at) and not has_served_since)
+        return other == digest or (bool(left) and not has_served_since)
 
     def _save(self) -> None:
         document = {
@@ -174,6 +224,29 @@ class Ledger:
         make_dir(self.folder)
         text = json.dumps(document, indent=1) + "\n"
         write_atomic(self.folder / FILE_NAME, text, mode=0o600)
+
+
+def _is_earlier(start: Start, done: RolledBack) -> bool:
+    """Whether a start was before a roll-back, by the time of day only where need be."""
+    if start.generation and done.generation:
+        return start.generation <= done.generation
+    return is_before(start.launched_at, done.at)
+
+
+def _kept(starts: list[Start]) -> list[Start]:
+    """Leave out the oldest; those that do not count push out none that do, nor each other's."""
+    counts = Counter(start.uid for start in starts if not start.is_trusted)
+    surplus: Counter[int | None] = Counter()
+    while counts.total() - surplus.total() > MAX_OTHERS:
+        [(uid, _count)] = (counts - surplus).most_common(1)
+        surplus[uid] += 1
+    kept = []
+    for start in starts:
+        if not start.is_trusted and surplus[start.uid] > 0:
+            surplus[start.uid] -= 1
+        else:
+            kept.append(start)
+    return kept[-MAX_STARTS:]
 
 
 def _start(data: object) -> Start:

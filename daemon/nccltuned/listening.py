@@ -7,17 +7,14 @@ that has no network itself, make no difference.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from nccltune.live.listeners import listening_sockets, sockets_of
 from nccltune.live.procfs import PROC_ROOT
 
-_LISTEN = "0A"
-_MAX_TABLE_BYTES = 8 * 2**20
-_SOCKET = "socket:["
 _AGAIN_S = 10.0
 
 
@@ -38,7 +35,7 @@ class PortWatch:
     def is_listening(self, pid: int, port: int) -> bool | None:
         """Tell whether a process listens on a TCP port; None where one may not look into it."""
         try:
-            sockets = frozenset(_sockets_of(self.root / str(pid) / "fd"))
+            sockets = sockets_of(pid, self.root)
         except PermissionError:
             return None
         except OSError:
@@ -46,37 +43,7 @@ class PortWatch:
         now_s = self.clock()
         is_due = not self._is_listening and now_s - self._read_at_s >= _AGAIN_S
         if sockets != self._sockets or (sockets and is_due):
-            listening = _listening(self.root / str(pid) / "net", port)
+            listening = listening_sockets(self.root / str(pid) / "net", port)
             self._is_listening = not sockets.isdisjoint(listening)
             self._sockets, self._read_at_s = sockets, now_s
         return self._is_listening
-
-
-def _sockets_of(folder: Path) -> Iterator[str]:
-    """Yield the inodes of a process's sockets.
-
-    Raises:
-        OSError: it has ended, or one may not look into it.
-    """
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            try:
-                target = os.readlink(entry.path)  # noqa: PTH115 - the target is no path
-            except FileNotFoundError:
-                continue
-            if target.startswith(_SOCKET):
-                yield target.removeprefix(_SOCKET).removesuffix("]")
-
-
-def _listening(folder: Path, port: int) -> Iterator[str]:
-    suffix = f":{port:04X}"
-    for name in ("tcp", "tcp6"):
-        try:
-            with (folder / name).open(encoding="ascii") as table:
-                text = table.read(_MAX_TABLE_BYTES)
-        except OSError:
-            continue
-        for line in text.splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[3] == _LISTEN and fields[1].endswith(suffix):
-                yield fields[9]

@@ -22,6 +22,8 @@ class Snapshot:
         checked_at_s: when that was, in seconds since 1970.
         is_check_failing: the last look did not come to an end.
         failed_start_count: that speak against the active profile.
+        uncounted_failed_start_count: that would, and are of users whose starts do not count.
+        is_store_keeper: no other service keeps the store, so that this one may roll back.
         start_counts: starts that are on record, by how they ended.
     """
 
@@ -29,6 +31,8 @@ class Snapshot:
     checked_at_s: float = 0.0
     is_check_failing: bool = False
     failed_start_count: int = 0
+    uncounted_failed_start_count: int = 0
+    is_store_keeper: bool = True
     rollback_count: int = 0
     start_counts: Mapping[str, int] = field(default_factory=dict)
 
@@ -54,6 +58,16 @@ def _lines(snapshot: Snapshot) -> Iterator[str]:
         "failed_starts",
         "Failed starts that speak against the active profile.",
         [({}, snapshot.failed_start_count)],
+    )
+    yield from _metric(
+        "uncounted_failed_starts",
+        "Failed starts under the active profile of users whose starts do not count.",
+        [({}, snapshot.uncounted_failed_start_count)],
+    )
+    yield from _metric(
+        "store_keeper",
+        "1 if this service is the one that rolls back in this store.",
+        [({}, int(snapshot.is_store_keeper))],
     )
     yield from _metric(
         "rollbacks", "Roll-backs by nccltuned on record.", [({}, snapshot.rollback_count)]

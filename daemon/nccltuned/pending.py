@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nccltune.errors import NccltuneError, UsageProblem
+from nccltune.live.process_files import ProcessFiles
 from nccltune.sglang.argv import split_launch
 from nccltune.sglang.command import parse_launch
+from nccltune.sglang.flags import read_flags
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from nccltune.inject.marker import Marker
     from nccltune.live.procfs import Process
     from nccltune.store import LaunchRecord
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from nccltuned.logs import LogFiles
 
 DEFAULT_PORT = 30000
+_MAX_PORT_DIGITS = 5
 
 
 @dataclass(slots=True)
@@ -27,6 +32,10 @@ class Pending:
 
     Attributes:
         descriptor: becomes readable when the process ends; -1 where the kernel gives none.
+        port: None where it is not known yet.
+        uid: of its user; None where that is not sure.
+        generation: of the store's state when it was first seen.
+        is_of_unit: systemd confirms that it is the server of a unit of the host.
         listening_since_s: on the monotonic clock; None where it does not listen yet.
     """
 
@@ -39,6 +48,10 @@ class Pending:
     marker: Marker | None = None
     invocation_id: str = ""
     record: LaunchRecord | None = None
+    port: int | None = None
+    uid: int | None = None
+    generation: int = 0
+    is_of_unit: bool = False
     listening_since_s: float | None = None
 
     @property
@@ -77,13 +90,29 @@ def age_of_s(process: Process) -> float:
     return now_s - process.started_ticks / os.sysconf("SC_CLK_TCK")
 
 
-def port_of(process: Process) -> int:
-    """Return the port that a server takes; a relative configuration file is not looked into."""
+def port_given(process: Process) -> int | None:
+    """Return the port that a server takes; None where its configuration file may say."""
     try:
-        text = parse_launch(process.argv).value("port") or ""
+        flags = read_flags(tokens_of(process.argv)).values
+    except UsageProblem:
+        return DEFAULT_PORT
+    if "config" in flags and "port" not in flags:
+        return None
+    return _number(next(iter(flags.get("port", ())), ""))
+
+
+def port_in_file(process: Process, root: Path) -> int:
+    """Return the port that a server's configuration file says; for a child, as all parsing is."""
+    try:
+        command = parse_launch(process.argv, ProcessFiles.of(process.pid, root).read)
     except NccltuneError:
-        text = ""
-    return int(text) if text.isascii() and text.isdecimal() else DEFAULT_PORT
+        return DEFAULT_PORT
+    return _number(command.value("port") or "")
+
+
+def _number(text: str) -> int:
+    is_port = text.isascii() and text.isdecimal() and len(text) <= _MAX_PORT_DIGITS
+    return int(text) if is_port else DEFAULT_PORT
 
 
 def tokens_of(argv: tuple[str, ...]) -> list[str]:

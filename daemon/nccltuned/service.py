@@ -25,11 +25,13 @@ from nccltune.store import (
     read_active,
     read_launch_records,
 )
+from nccltune.store.launches import keep_handed_over
 from nccltuned.checks import Checks, TakeStock, take_stock_of
 from nccltuned.child import Calls
 from nccltuned.endpoint import MetricsEndpoint, open_endpoint, passed_sockets
 from nccltuned.inbox import Inbox
 from nccltuned.journal import summary
+from nccltuned.keeper import Keeper
 from nccltuned.ledger import Ledger
 from nccltuned.logs import JOURNAL_TIMEOUT_S
 from nccltuned.metrics import Snapshot, format_metrics
@@ -90,7 +92,10 @@ class Service:
         self._store = StoreWatch(config.state_folder)
         self._active = read_active(config.state_folder)
         ledger = Ledger.load(config.state_folder)
-        self._guard = RollbackGuard(ledger, config.state_folder, config.rollback_after)
+        self._keeper = Keeper(config.state_folder)
+        self._guard = RollbackGuard(
+            ledger, config.state_folder, config.rollback_after, self._keeper
+        )
         self._tracker = StartTracker(ledger.has, self._start_ended, self._defer)
         self._checks = Checks(self._calls, self._publish, take_stock)
         self._publisher = Publisher(config.run_folder, _identity(config))
@@ -114,7 +119,7 @@ class Service:
     def _work(self) -> None:
         ready_by_s: float | None = time.monotonic() + READY_WAIT_S
         next_tick_s = 0.0
-        is_asked = True
+        is_asked, is_ready_owed = True, False
         while True:
             now_s = time.monotonic()
             if is_asked or now_s >= next_tick_s:
@@ -122,8 +127,10 @@ class Service:
                 next_tick_s = time.monotonic() + self._tick_s()
             if ready_by_s is not None and (self._checks.is_settled or now_s >= ready_by_s):
                 ready_by_s = None
-                self._notifier.ready(self._summary())
+                is_ready_owed = self._notifier.is_listened_to
                 logger.info("ready: %s", self._summary())
+            # Said again until it is heard: without it the manager would end the service.
+            is_ready_owed = is_ready_owed and not self._notifier.ready(self._summary())
             self._poll(min(next_tick_s, ready_by_s or next_tick_s))
             woken = self._wakeups.take()
             if woken.is_stop:
@@ -153,6 +160,8 @@ class Service:
             self._active = read_active(folder)
             self._store.has_decision_changed(self._active)
             self._checks.want()
+        self._tracker.generation = self._active.generation
+        self._tracker.trusted_uids = _trusted_uids(folder)
         if self._store.has_launches_changed() or not self._has_records:
             self._read_records()
         before = {server.pid for server in self._servers.servers}
@@ -239,6 +248,8 @@ class Service:
                 checked_at_s=checks.checked_at_s,
                 is_check_failing=checks.is_failing,
                 failed_start_count=len(self._guard.ledger.failures(self._active)),
+                uncounted_failed_start_count=len(self._guard.ledger.uncounted(self._active)),
+                is_store_keeper=self._guard.ledger.is_kept,
                 rollback_count=len(self._guard.ledger.rollbacks),
                 start_counts=self._guard.start_counts(),
             )
@@ -257,12 +268,19 @@ class Service:
             logger.warning("there are no metrics: %s", error)
 
     def _take_records(self) -> None:
-        """Put down what others were not allowed to."""
+        """Put down what others were not allowed to, each in his own file."""
+        folder = self._config.state_folder
+        trusted_uids = _trusted_uids(folder)
         for record in self._inbox.take():
             try:
-                append_launch_record(record, self._config.state_folder)
+                if record.uid is None or record.uid in trusted_uids:
+                    append_launch_record(record, folder)
+                else:
+                    keep_handed_over(record, record.uid, folder)
             except NccltuneError as error:
                 self._tell_once("launches of other users are not taken down: %s", error)
+        if self._store.has_launches_changed():
+            self._read_records()
 
     def _summary(self) -> str:
         return summary(self._checks.stock)
@@ -278,7 +296,19 @@ class Service:
         if self._endpoint is not None:
             self._endpoint.close()
         self._inbox.close()
+        self._keeper.close()
         self._wakeups.close()
+
+
+def _trusted_uids(folder: Path) -> frozenset[int]:
+    """Return whose starts count whatever is known of them: root's, and those of the store's owner.
+
+    Anybody else could roll back a profile by starting what dies.
+    """
+    try:
+        return frozenset({0, folder.stat().st_uid})
+    except OSError:
+        return frozenset({0})
 
 
 def _identity(config: Config) -> dict[str, object]:

@@ -19,11 +19,22 @@ from nccltune.live.procfs import (
     is_running,
     read_environ,
     read_process,
+    user_of,
 )
 from nccltune.live.server_facts import find_record, read_boot_id, read_started_at
 from nccltuned.listening import PortWatch
 from nccltuned.logs import LogFiles, is_invocation, is_journal, open_logs, read_journal
-from nccltuned.pending import Pending, age_of_s, open_end, port_of, profile_of, tokens_of
+from nccltuned.pending import (
+    DEFAULT_PORT,
+    Pending,
+    age_of_s,
+    open_end,
+    port_given,
+    port_in_file,
+    profile_of,
+    tokens_of,
+)
+from nccltuned.units import is_of_unit
 
 if TYPE_CHECKING:
     from nccltune.live.procfs import Server
@@ -48,6 +59,7 @@ NEW_S = 60.0
 READY_WORDS = b"The server is fired up and ready to roll"
 """Printed after the warm-up; whole logs are read only when a start has failed."""
 
+_ROOT_UID = 0
 MAX_MISSED = 10
 """So many starts that ended unseen are looked up in the journal."""
 
@@ -63,6 +75,8 @@ class StartTracker:
         is_known: whether the end of a start is on record already.
         on_end: told of every start that has come to its end.
         defer: see ``Defer``.
+        generation: of the store's state now.
+        trusted_uids: users whose starts count.
     """
 
     is_known: Callable[[tuple[str, int, int]], bool]
@@ -70,6 +84,8 @@ class StartTracker:
     defer: Defer
     root: Path = PROC_ROOT
     clock: Callable[[], float] = time.monotonic
+    generation: int = 0
+    trusted_uids: frozenset[int] = frozenset({_ROOT_UID})
     _pending: dict[tuple[int, int], Pending] = field(default_factory=dict)
     _settled: dict[tuple[int, int], Process] = field(default_factory=dict)
     _records: Sequence[LaunchRecord] = ()
@@ -156,6 +172,9 @@ class StartTracker:
             port_watch=PortWatch(self.root, self.clock),
             marker=parse_marker(environ.get(MARKER)),
             descriptor=open_end(process.pid) if self.root == PROC_ROOT else -1,
+            port=port_given(process),
+            uid=user_of(process.pid, self.root),
+            generation=self.generation,
         )
         invocation_id = environ.get("INVOCATION_ID", "")
         writers = (process.pid, *self._front_of(process))
@@ -164,6 +183,22 @@ class StartTracker:
         ):
             pending.invocation_id = invocation_id
         self._pending[key] = pending
+        self._ask_more(pending, invocation_id)
+
+    def _ask_more(self, pending: Pending, invocation_id: str) -> None:
+        """Find out in a child what takes reading other people's files, or asking systemd."""
+
+        def take_port(port: object) -> None:
+            pending.port = port if isinstance(port, int) else DEFAULT_PORT
+
+        def take_word(is_of_unit: object) -> None:
+            pending.is_of_unit = is_of_unit is True
+
+        process = pending.process
+        if pending.port is None:
+            self.defer(lambda: port_in_file(process, self.root), take_port)
+        if pending.uid != _ROOT_UID and is_invocation(invocation_id):
+            self.defer(lambda: is_of_unit(process.pid, invocation_id, self.root), take_word)
 
     def _front_of(self, process: Process) -> tuple[int, ...]:
         """Return the program in front of a server that passes its output on, where there is one."""
@@ -182,7 +217,9 @@ class StartTracker:
     def _is_ready(self, pending: Pending, *, has_said_ready: bool) -> bool:
         now_s = self.clock()
         process = pending.process
-        answer = pending.port_watch.is_listening(process.pid, port_of(process))
+        if pending.port is None:
+            return False
+        answer = pending.port_watch.is_listening(process.pid, pending.port)
         if answer is None:
             return pending.age_s + now_s - pending.seen_at_s > BLIND_S
         if not answer:
@@ -228,6 +265,7 @@ class StartTracker:
             return
         process = Process(record.pid, 0, record.started_ticks, 0, ())
         pending = Pending(process, self.clock(), 0.0, LogFiles(), PortWatch(), record=record)
+        pending.uid = record.uid
         self._read_journal(pending, record.invocation_id, record.launched_at)
 
     def _read_journal(self, pending: Pending, invocation_id: str, since: str) -> None:
@@ -239,6 +277,15 @@ class StartTracker:
                 self._end(pending, reading)
 
         self.defer(lambda: read_journal(invocation_id, since), done)
+
+    def _is_trusted(self, pending: Pending) -> bool:
+        """Whether what became of it says something about the profile, as far as is seen here."""
+        process = pending.process
+        record = pending.record or find_record(process, self._records, self.root)
+        # In a container anybody can choose a number, so that another's record fits.
+        if record is not None and record.uid is None and record.pid == process.pid:
+            return True  # written by who may write the store
+        return pending.is_of_unit or pending.uid in self.trusted_uids
 
     def _end(self, pending: Pending, reading: LogReading) -> None:
         """Tell how a start ended."""
@@ -261,5 +308,8 @@ class StartTracker:
                 digest=digest,
                 ending=reading.ending,
                 detail=reading.detail,
+                uid=pending.uid,
+                is_trusted=self._is_trusted(pending),
+                generation=(record.generation if record else 0) or pending.generation,
             )
         )

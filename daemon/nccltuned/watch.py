@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nccltune.live.procfs import Server, ServerScanner
-from nccltune.store.launches import LAUNCHES_NAME
+from nccltune.paths import STATE_NAME
+from nccltune.store.launches import HANDED_OVER_NAME, LAUNCHES_NAME
 from nccltune.store.policy import POLICY_NAME
-from nccltune.store.state import STATE_NAME
 
 if TYPE_CHECKING:
     from nccltune.store import ActiveState
@@ -64,7 +64,8 @@ class StoreWatch:
 
     def has_launches_changed(self) -> bool:
         """Tell whether there are new launches."""
-        return self.has_changed("launches", [self.folder / LAUNCHES_NAME])
+        paths = [self.folder / LAUNCHES_NAME, self.folder / HANDED_OVER_NAME]
+        return self.has_changed("launches", paths)
 
 
 def _of_file(path: Path) -> Signature:

@@ -90,6 +90,25 @@ def _check_gpus(
     raise Unsure("these are not the GPUs that it was made on, in that order")
 
 
+def is_insisted_on(
+    gpus: list[Any], environ: Any, *, proc_root: Path = PROC_ROOT, dev_root: Path = DEV_ROOT
+) -> bool:
+    """Tell whether a person has said of every GPU that this launch sees that it gets the profile.
+
+    Args:
+        gpus: the UUIDs for which that was said.
+        environ: of the launch.
+    """
+    if not gpus:
+        return False
+    try:
+        return all(
+            gpu.uuid in gpus for gpu in visible_gpus(read_gpus(proc_root, dev_root), environ)
+        )
+    except Unsure:
+        return False
+
+
 def read_driver(proc_root: Path) -> str:
     """Return the driver's version.
 
@@ -183,7 +202,7 @@ def _wheel_version() -> str | None:
     """Return the version of the only wheel, where its metadata speaks of the file that is there."""
     for folder in filter(None, sys.path):
         library = Path(folder, _WHEEL_LIBRARY)
-        if not library.is_file():
+        if not os.path.isfile(library):  # noqa: PTH113 - Path raises in a closed folder
             continue
         named = _named_version(library)
         matches = list(filter(None, map(_WHEEL.fullmatch, _names(folder))))

@@ -14,15 +14,18 @@ from typing import Any, NamedTuple
 
 from nccltune_hook import say, store
 from nccltune_hook.command import Command, Unreadable, read_command, server_tokens
-from nccltune_hook.host import Foreign, Unsure, check_fit
+from nccltune_hook.host import Foreign, Unsure, check_fit, is_insisted_on
 
 MARKER = "NCCLTUNE_APPLIED"
+NOTHING_APPLIED = "none:"
 KEEP_ENVIRON = "SPT_NOENV"
 ANY_HOST_VARIABLE = "NCCLTUNE_ANY_HOST"
+RUN_DIR_VARIABLE = "NCCLTUNE_RUN_DIR"
+SYSTEM_RUN_DIR = "/run/nccltune"
 SHARED_SOURCE = "shared-gpu"
+RECORDING_SOURCE = "recording:"
 
 MAX_RECORDS_BYTES = 512 * 1024
-_DIGEST_CHARS = 16
 _OTHER_NAMES = {
     "NCCL_MIN_NCHANNELS": "NCCL_MIN_CTAS",
     "NCCL_MAX_NCHANNELS": "NCCL_MAX_CTAS",
@@ -64,7 +67,9 @@ def tune(argv: list[str], environ: Any) -> None:
     if tokens is None or is_decided(environ):
         return
     decision = decide(tokens, environ)
-    if decision.digest is not None:
+    if decision.digest is None:
+        environ[MARKER] = NOTHING_APPLIED
+    else:
         environ.update(decision.applied)
         environ[MARKER] = f"{decision.digest}:{','.join(sorted(decision.applied))}"
         environ.setdefault(KEEP_ENVIRON, "1")
@@ -74,18 +79,20 @@ def tune(argv: list[str], environ: Any) -> None:
 
 
 def is_decided(environ: Any) -> bool:
-    """Tell whether another route has decided about this launch."""
-    digest, colon, _ = environ.get(MARKER, "").partition(":")
-    is_ours = len(digest) == _DIGEST_CHARS and set(digest) <= set("0123456789abcdef")
-    return bool(colon) and is_ours
+    """Tell whether another route has decided about this launch, be it to give it nothing."""
+    mark = environ.get(MARKER, "")
+    digest, colon, _ = mark.partition(":")
+    is_digest = len(digest) == store.DIGEST_CHARS and set(digest) <= set("0123456789abcdef")
+    return mark == NOTHING_APPLIED or (bool(colon) and is_digest)
 
 
 def decide(tokens: list[str], environ: Any) -> Decision:
     """Decide what a launch is given; what is wrong with store or host ends in a reason."""
     name: str | None = None
     try:
-        folder = store.state_dir(environ)
-        name = store.active_name(folder)
+        folder = store.reading_dir(environ)
+        active = store.read_active(folder)
+        name = active.name
         if name is None:
             return Decision("no profile is active", is_silent=True)
         command = read_command(tokens)
@@ -93,8 +100,13 @@ def decide(tokens: list[str], environ: Any) -> Decision:
         refusal = _uncovered(command, folder, is_any_host=is_any_host)
         if refusal is not None:
             return Decision(f"no profile for this launch: {refusal}")
-        profile = store.load_profile(folder, name)
-        return _with(profile, _fit(profile, command, environ, is_any_host=is_any_host), environ)
+        profile = store.load_profile(folder, active)
+        fit = (
+            f"{ANY_HOST_VARIABLE} is set"
+            if is_any_host
+            else _fit(profile, command, environ, active.any_host_gpus)
+        )
+        return _with(profile, fit, environ)
     except store.Refused as problem:
         shown = f"profile {name} cannot be used" if name else "the profile cannot be looked up"
         return Decision(f"warning: {shown}: {problem}", is_degraded=True)
@@ -128,11 +140,13 @@ def _uncovered(command: Command, folder: Path, *, is_any_host: bool) -> str | No
     return "tensor parallel size 1 has no all-reduce to tune" if command.tp_size < 2 else None
 
 
-def _fit(profile: store.Profile, command: Command, environ: Any, *, is_any_host: bool) -> str:
-    if is_any_host:
-        return f"{ANY_HOST_VARIABLE} is set"
+def _fit(profile: store.Profile, command: Command, environ: Any, any_host_gpus: list[Any]) -> str:
+    if is_insisted_on(any_host_gpus, environ):
+        return "activated here with --any-host"
     if profile.source == SHARED_SOURCE:
         raise Foreign("it was found with all ranks on one GPU")
+    if profile.source.startswith(RECORDING_SOURCE):
+        raise Foreign("it was found in a recording")
     if profile.fingerprint is None:
         return "it names no host"
     return f"{check_fit(profile.fingerprint, command, environ)} host"
@@ -144,8 +158,7 @@ def _with(profile: store.Profile, fit: str, environ: Any) -> Decision:
     parts = [f"profile {profile.name} is applied ({fit})"]
     parts += [" ".join(f"{name}={value}" for name, value in sorted(applied.items()))]
     parts += [f"kept as you set it: {name}={value}" for name, value in sorted(yours.items())]
-    text = json.dumps(profile.settings, sort_keys=True, separators=(",", ":"))
-    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]
+    digest = store.settings_digest(profile.settings)
     return Decision("; ".join(filter(None, parts)), profile.name, digest, applied, kept)
 
 
@@ -203,23 +216,28 @@ def _is_crossed(settings: dict[str, str]) -> bool:
 def record(tokens: list[str], environ: Any, decision: Decision) -> None:
     """Add this launch to the records of nccltune, where there is a place and a right to."""
     try:
-        folder = store.state_dir(environ)
-        if folder.is_dir():
-            _append(folder / "launches.jsonl", _format_record(tokens, environ, decision))
+        folder = store.reading_dir(environ)
+        if not folder.is_dir():
+            return
+        data = _launch_data(tokens, environ, decision)
+        try:
+            _append(folder / "launches.jsonl", _line(data))
+        except OSError:
+            _hand_over(data, environ)
     except (OSError, store.Refused):
         return  # the record is for roll-back and status; the launch does not need it
 
 
-def _format_record(tokens: list[str], environ: Any, decision: Decision) -> bytes:
+def _launch_data(tokens: list[str], environ: Any, decision: Decision) -> dict[str, Any]:
     command = "\0".join(tokens).encode(errors="surrogateescape")
-    data = {
+    return {
         "route": "hook",
         "pid": os.getpid(),
         # The name before it may hold blanks and brackets.
         "started_ticks": int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]),
         "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         "launched_at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-        "command_digest": hashlib.sha256(command).hexdigest()[:_DIGEST_CHARS],
+        "command_digest": hashlib.sha256(command).hexdigest()[: store.DIGEST_CHARS],
         "profile_name": decision.name,
         "digest": decision.digest,
         "settings": decision.applied,
@@ -228,7 +246,24 @@ def _format_record(tokens: list[str], environ: Any, decision: Decision) -> bytes
         "is_degraded": decision.is_degraded,
         "invocation_id": environ.get("INVOCATION_ID", ""),
     }
+
+
+def _line(data: dict[str, Any]) -> bytes:
     return json.dumps(data, separators=(",", ":")).encode() + b"\n"
+
+
+def _hand_over(data: dict[str, Any], environ: Any) -> None:
+    """Give the record to the service: the store is somebody else's, root's most often."""
+    # Loaded here, for it is hardly ever needed.
+    import socket
+
+    given = environ.get(RUN_DIR_VARIABLE, "")
+    folder = Path(given if given.startswith("/") else SYSTEM_RUN_DIR)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        # The operator's own values are nobody else's business.
+        message = _line({**data, "kept": dict.fromkeys(data["kept"], "")})
+        sender.sendto(message, str(folder / "launches.sock"))
 
 
 def _append(path: Path, line: bytes) -> None:

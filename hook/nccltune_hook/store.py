@@ -5,6 +5,7 @@ As strict as ``nccltune.store`` about whose files these are, and about what a pr
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pwd
@@ -29,7 +30,10 @@ PROFILE_KEYS = frozenset(
         "bands",
     }
 )
+SYSTEM_STATE_DIR = Path("/var/lib/nccltune")
+STATE_NAME = "state.json"
 POLICIES = ("eagle3", "speculative", "all")
+DIGEST_CHARS = 16
 NAMES_PATH = Path(__file__).with_name("names.txt")
 
 _MAX_FILE_BYTES = 2**20
@@ -54,19 +58,38 @@ class Profile(NamedTuple):
     fingerprint: dict[str, Any] | None
 
 
-def state_dir(environ: Any) -> Path:
-    """Return the folder that nccltune keeps its state in, by the same rules.
+def reading_dir(environ: Any) -> Path:
+    """Return the folder that says what a launch gets, by the same rules as every route.
 
     Raises:
-        Refused: ``NCCLTUNE_HOME`` is not absolute, or this user has no home folder.
+        Refused: ``NCCLTUNE_HOME`` is not absolute or names no folder, as where a volume was not
+            mounted, or this user has no home folder.
     """
     own = environ.get("NCCLTUNE_HOME")
     if own:
         if not Path(own).is_absolute():
             raise Refused(f"NCCLTUNE_HOME={own}: not an absolute path")
+        if not os.path.isdir(own):  # noqa: PTH112 - Path raises in a closed folder
+            raise Refused(f"NCCLTUNE_HOME={own}: there is no such folder; was it not mounted?")
         return Path(own)
     if os.geteuid() == 0:
-        return Path("/var/lib/nccltune")
+        return SYSTEM_STATE_DIR
+    mine = _user_dir(environ)
+    is_of_host = not _is_there(mine / STATE_NAME) and _is_there(SYSTEM_STATE_DIR / STATE_NAME)
+    return SYSTEM_STATE_DIR if is_of_host else mine
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # reading it says what is wrong
+    return True
+
+
+def _user_dir(environ: Any) -> Path:
     base = Path(environ.get("XDG_STATE_HOME", ""))
     if not base.is_absolute():  # the XDG rules say to ignore a relative one
         home = Path(environ.get("HOME", "") or _passwd_home())
@@ -83,17 +106,33 @@ def _passwd_home() -> str:
         return ""
 
 
-def active_name(folder: Path) -> str | None:
-    """Return the name of the active profile; None where none is.
+class Active(NamedTuple):
+    """What the state file says.
+
+    Attributes:
+        name: of the active profile; None where none is.
+        any_host_gpus: UUIDs of the GPUs for which a person has activated it with ``--any-host``.
+        digest: of the settings that were checked when it was activated.
+    """
+
+    name: str | None
+    any_host_gpus: list[Any]
+    digest: str
+
+
+def read_active(folder: Path) -> Active:
+    """Return which profile is active.
 
     Raises:
         Refused: the state file is there and cannot be used.
     """
-    data = _read_document(folder / "state.json", STATE_SCHEMA, is_optional=True)
-    name = None if data is None else data.get("active")
+    path = folder / STATE_NAME
+    data = _read_document(path, STATE_SCHEMA, is_optional=True) or {}
+    name, gpus_by_profile = data.get("active"), data.get("any_host")
     if name is not None and not _is_name(name):
-        raise Refused(f"{folder / 'state.json'}: {name!r} is no profile name")
-    return name
+        raise Refused(f"{path}: {name!r} is no profile name")
+    gpus = gpus_by_profile.get(name) if isinstance(gpus_by_profile, dict) else None
+    return Active(name, gpus if isinstance(gpus, list) else [], str(data.get("digest") or ""))
 
 
 def policy(folder: Path) -> str:
@@ -111,12 +150,21 @@ def policy(folder: Path) -> str:
     return str(launches)
 
 
-def load_profile(folder: Path, name: str) -> Profile:
-    """Read a profile.
+def load_profile(folder: Path, active: Active) -> Profile:
+    """Read the active profile.
+
+    Whether NCCL takes a value, and two of them together, was checked when it was activated, by code
+    that is not at hand here: what has another digest than it had then is not used.
+
+    Args:
+        folder: the state folder.
+        active: what its state file says.
 
     Raises:
-        Refused: it is missing, in other hands, no profile, or sets what no profile may.
+        Refused: it is missing, in other hands, no profile, sets what no profile may, or is not
+            what was activated.
     """
+    name = active.name or ""
     path = folder / "profiles" / f"{name}.json"
     data = _read_document(path, PROFILE_SCHEMA)
     unknown = data.keys() - PROFILE_KEYS
@@ -137,7 +185,16 @@ def load_profile(folder: Path, name: str) -> Profile:
             raise Refused(f"{path}: {variable!r} is not a variable that a profile may set")
         if not _is_value(value):
             raise Refused(f"{path}: {variable}: {value!r} is no value")
+    if active.digest != settings_digest(settings):
+        what = "it has changed since it was activated" if active.digest else "it was not checked"
+        raise Refused(f"{path}: {what}; once more: nccltune profile activate {name}")
     return Profile(name, settings, source, fingerprint)
+
+
+def settings_digest(settings: dict[str, str]) -> str:
+    """Return the short name of settings that nccltune gives them."""
+    text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARS]
 
 
 def allowed_names() -> frozenset[str]:

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from nccltune.bench.gpu_watch import GpuWatch
 from nccltune.bench.host import HostPlan, rank_environ
 from nccltune.bench.leftovers import list_segments, make_folder, remove_segments
 from nccltune.bench.nccl_log import NcclReport, parse_nccl_log
-from nccltune.bench.prepared import PreparedServer
+from nccltune.bench.prepared import PreparedServer, ServerGone
 from nccltune.bench.rank import FAULT_VARIABLE, RankJob, RankSamples, Role
 from nccltune.bench.ranks import RankFault, Ranks, host_outcome
 from nccltune.measurement import (
@@ -197,6 +198,27 @@ class GpuBench:
         extra: Mapping[str, str],
         work: Callable[[Ranks, _Record], None],
     ) -> Launch:
+        """Launch, and once more where that ended with the process that ranks are forked from.
+
+        Raises:
+            ServerGone: it ended again.
+        """
+        try:
+            return self._attempt(settings, extra, work)
+        except ServerGone as error:
+            if self._is_fresh:
+                raise
+            self._server.close()
+            self._server = self._start_server()
+            again = self._attempt(settings, extra, work)
+            return replace(again, message=again.message or f"launched again: {error}")
+
+    def _attempt(
+        self,
+        settings: Settings,
+        extra: Mapping[str, str],
+        work: Callable[[Ranks, _Record], None],
+    ) -> Launch:
         began = time.monotonic()
         record = _Record()
         segments = list_segments()
@@ -225,6 +247,8 @@ class GpuBench:
                         self._await_last()
         if record.fault is not None:
             self._clean_up(ranks, segments, record)
+            if self._server.is_gone:  # what became of its ranks says nothing of the settings
+                raise self._server.gone_error()
         return record.launch(settings, time.monotonic() - began)
 
     def _clean_up(self, ranks: Ranks, segments: frozenset[str], record: _Record) -> None:

@@ -7,13 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
+from nccltune.bench.server import REAP_DEADLINE_S
 from nccltune.errors import RankError
+from nccltune.live.procfs import read_stat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +25,23 @@ if TYPE_CHECKING:
 
 START_DEADLINE_S = 120.0
 """Importing torch from a cold network file system has been seen to take a minute."""
+
+UNKNOWN_STATUS = -1
+"""For a wait status: the process has ended, and nobody is left who knows how."""
+
+_ORPHAN_POLL_S = 0.01
+
+
+class ServerGone(RankError):
+    """The process that ranks are forked from has ended, killed most often as memory ran out."""
+
+    def __init__(self, status: int | None) -> None:
+        how = "is gone"
+        if status is not None and status < 0:
+            how = f"was killed ({signal.Signals(-status).name})"
+        advice = "the kernel does so when memory ends: make room, and run the command again"
+        message = f"the process that ranks are forked from {how}; {advice}"
+        super().__init__(message, code="rank_server_gone")
 
 
 @dataclass(slots=True)
@@ -46,6 +66,9 @@ class PreparedServer:
         module: device module that it imports: ``nccltune.bench.device``, or a stand-in in tests.
         environ: the whole environment of the server; a rank's own replaces it after the fork.
 
+    Attributes:
+        is_gone: it did not answer any more when it was asked last.
+
     Raises:
         RankError: the device module cannot be imported (torch is missing, say), or the server died.
     """
@@ -62,6 +85,7 @@ class PreparedServer:
                 start_new_session=True,
             )
         self._control = Connection(ours.detach())
+        self.is_gone = False
         self.versions: dict[str, str] = self._await_versions()
 
     def _await_versions(self) -> dict[str, str]:
@@ -84,14 +108,18 @@ class PreparedServer:
         )
 
     def fork(self, job: RankJob) -> RankProcess:
-        """Start one rank."""
+        """Start one rank.
+
+        Raises:
+            ServerGone: this server cannot any more.
+        """
         try:
             self._control.send(("fork", job))
             pid = self._control.recv()
             connection = Connection(reduction.recv_handle(self._control))
         except (EOFError, OSError) as error:
-            message = "the process that ranks are forked from is gone; run the command again"
-            raise RankError(message, code="rank_server_gone") from error
+            self.is_gone = True
+            raise self.gone_error() from error
         except BaseException:
             # Ctrl-C between question and answer: the next answer would be taken for this one.
             self.close()
@@ -99,17 +127,27 @@ class PreparedServer:
         return RankProcess(job.role.rank, pid, connection)
 
     def reap(self, process: RankProcess) -> int | None:
-        """Wait for a rank that is ending; return its wait status, None if it does not end."""
+        """Wait for a rank that is ending; return its wait status, None if it does not end.
+
+        Where the server itself has ended, the status is ``UNKNOWN_STATUS``.
+        """
         process.connection.close()
         try:
             self._control.send(("reap", process.pid))
             status: int | None = self._control.recv()
         except (EOFError, OSError):
-            return None
+            self.is_gone = True
+            return UNKNOWN_STATUS if _await_orphan(process.pid) else None
         except BaseException:
             self.close()  # as in fork
             raise
         return status
+
+    def gone_error(self) -> ServerGone:
+        """Say how the server ended."""
+        with suppress(subprocess.TimeoutExpired):
+            return ServerGone(self._process.wait(timeout=1.0))
+        return ServerGone(None)
 
     def close(self) -> None:
         """End the server; ranks that are left die with it."""
@@ -122,3 +160,13 @@ class PreparedServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _await_orphan(pid: int) -> bool:
+    """Wait for a rank whose parent has died; False if it does not end."""
+    end_s = time.monotonic() + REAP_DEADLINE_S
+    while read_stat(pid) is not None:
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(_ORPHAN_POLL_S)
+    return True

@@ -145,7 +145,7 @@ class Ranks:
         how = "died"
         if status is not None and os.WIFSIGNALED(status):
             how = f"died of {signal.Signals(os.WTERMSIG(status)).name}"
-        elif status is not None:
+        elif status is not None and os.WIFEXITED(status):
             how = f"exited with status {os.WEXITSTATUS(status)}"
         tail = last_log_line(self._logs[process.rank])
         return f"rank {process.rank} {how} while {what}" + (f": {tail}" if tail else "")

@@ -12,7 +12,6 @@ from nccltune.cli.words import (
     MIB,
     OUTCOME_MEANING,
     SHARED_NOTE,
-    SHARED_SOURCE,
     describe_source,
     format_clock,
     format_interval,
@@ -21,6 +20,7 @@ from nccltune.cli.words import (
     style_ratio,
 )
 from nccltune.measurement import Outcome
+from nccltune.profile import SHARED_SOURCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SCHEMA = "nccltune.cli/1"
 DEBUG_VARIABLE = "NCCLTUNE_DEBUG"
 
-_STATUS_BY_EXIT_CODE = {
+_STATUS_BY_EXIT_CODE: Mapping[int, str] = {
     ExitCode.DONE: "ok",
     ExitCode.NO: "no",
     ExitCode.UNKNOWN: "unknown",
@@ -88,8 +88,8 @@ class Envelope:
 
 
 def status_of(exit_code: int) -> str:
-    """Name the kind of answer that an exit status stands for."""
-    return _STATUS_BY_EXIT_CODE.get(ExitCode(exit_code), "error")
+    """Name the kind of answer that an exit status stands for; a server's own may be any."""
+    return _STATUS_BY_EXIT_CODE.get(exit_code, "error")
 
 
 def plain(value: object) -> object:

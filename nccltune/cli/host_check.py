@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from nccltune.cli.envelope import Complaint
 from nccltune.errors import HostError, UsageProblem
-from nccltune.export.profile_text import source_doubt
 from nccltune.host.facts import read_here
 from nccltune.host.fingerprint import Fingerprint, Match, MatchKind, compare
 from nccltune.host.match import restricted
 from nccltune.host.server_python import find_python
+from nccltune.profile import source_doubt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from nccltune.profile import Profile
 
 _ANY_HOST = "add --any-host to activate it all the same"
-_EACH_LAUNCH = "launches need --any-host too: nccltune run --any-host -- CMD"
+_HERE = "launches on these GPUs get it from now on, those on others do not"
+_EACH_LAUNCH = (
+    "this host's GPUs cannot be read, so that each launch needs --any-host too: nccltune run "
+    "--any-host -- CMD"
+)
 _UNKNOWN_NCCL = (
     "the server's NCCL is not known, so that it was not compared; every launch compares it, and "
     "here it takes --python PATH"
@@ -38,6 +42,7 @@ class Fit:
         sentence: one line for people.
         refusal: why the profile must not become active; None where it may.
         warnings: what has to be said where it may.
+        gpu_uuids: of this host, where a person insists on it.
     """
 
     kind: MatchKind | None
@@ -45,6 +50,7 @@ class Fit:
     differing: tuple[str, ...] = ()
     refusal: Complaint | None = None
     warnings: tuple[str, ...] = ()
+    gpu_uuids: tuple[str, ...] = ()
 
 
 def find_fit(
@@ -62,23 +68,27 @@ def find_fit(
         HostError: this host cannot be read, and nobody overrides that.
         UsageProblem: ``CUDA_VISIBLE_DEVICES`` names no GPU of this host, likewise.
     """
-    fit = _compared(profile, python, launch, is_any_host=is_any_host)
+    interpreter = python or find_python(launch, os.environ) or sys.executable
+    fit = _compared(profile, interpreter, is_any_host=is_any_host)
     doubt = source_doubt(profile.source)
     if doubt is not None and fit.refusal is None:
-        code = "shared_source" if profile.source == "shared-gpu" else "recorded_source"
-        fit = replace(fit, refusal=Complaint(code, f"it was {doubt}; {_ANY_HOST}"))
+        fit = replace(fit, refusal=Complaint(doubt.code, f"it was {doubt.words}; {_ANY_HOST}"))
     if fit.refusal is None or not is_any_host:
         return fit
     reason = fit.refusal.message.removesuffix(f"; {_ANY_HOST}")
-    loud = f"activated because of --any-host, although {reason}"
-    if fit.refusal.code != "recorded_source":
-        loud += f"; {_EACH_LAUNCH}"
-    return replace(fit, refusal=None, warnings=(loud, *fit.warnings))
+    gpus = _gpus_here(interpreter)
+    loud = f"activated because of --any-host, although {reason}; {_HERE if gpus else _EACH_LAUNCH}"
+    return replace(fit, refusal=None, warnings=(loud, *fit.warnings), gpu_uuids=gpus)
 
 
-def _compared(
-    profile: Profile, python: str | None, launch: Sequence[str], *, is_any_host: bool
-) -> Fit:
+def _gpus_here(python: str) -> tuple[str, ...]:
+    try:
+        return read_here(python).gpu_uuids
+    except (HostError, UsageProblem):
+        return ()
+
+
+def _compared(profile: Profile, python: str, *, is_any_host: bool) -> Fit:
     if profile.fingerprint is None:
         warning = (
             f"profile {profile.name} was made for no particular host: not verified on this one"
@@ -90,11 +100,11 @@ def _compared(
         reason = f"what it was made for cannot be read: {error}; {_ANY_HOST}"
         return Fit(None, "not compared", refusal=Complaint("bad_fingerprint", reason))
     try:
-        here = read_here(python or find_python(launch, os.environ) or sys.executable)
+        here = read_here(python)
     except (HostError, UsageProblem) as error:
         if not is_any_host:
             raise
-        warning = f"activated because of --any-host, and this host was not looked at: {error}"
+        warning = f"activated because of --any-host, and not compared: {error}; {_EACH_LAUNCH}"
         return Fit(None, "not compared", warnings=(warning,))
     return _judge(profile, wanted, here)
 

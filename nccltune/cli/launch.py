@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from nccltune.cli.envelope import Complaint, failure_from, one_line
+from nccltune.cli.interrupts import handling
 from nccltune.cli.launch_report import Report
 from nccltune.cli.launch_tuning import Tuned, record_launch, tune
 from nccltune.cli.launch_view import LiveView, PlainView, make_view, ready_line
@@ -28,6 +28,7 @@ from nccltune.supervise import (
     Supervision,
 )
 from nccltune.supervise.service import ServiceReport
+from nccltune.supervise.warden import Warden
 
 if TYPE_CHECKING:
     from nccltune.cli.invocation import Invocation
@@ -161,8 +162,13 @@ def _supervise(
         warn=warn,
         tick_s=service.tick_s,
     )
-    with server, _passing_signals(server):
-        server.start(on_started=lambda pid: _say_all(record_launch(tuned, pid), view))
+
+    def on_started(pid: int) -> None:
+        warden.watch(pid)
+        _say_all(record_launch(tuned, pid), view)
+
+    with Warden() as warden, server, handling(PASSED_SIGNALS, server.pass_on):
+        server.start(on_started)
         ending = server.wait_ready()
         if ending is None:
             moment = server.moment()
@@ -195,24 +201,6 @@ def _endpoint(argv: Sequence[str]) -> Endpoint | None:
         return endpoint_of(parse_launch(argv))
     except NccltuneError:
         return None
-
-
-@contextmanager
-def _passing_signals(server: Supervision) -> Iterator[None]:
-    """Hand signals on to the server; one that is ignored (nohup) is ignored by both."""
-
-    def pass_on(number: int, _frame: FrameType | None) -> None:
-        server.pass_on(number)
-
-    before = {number: signal.getsignal(number) for number in PASSED_SIGNALS}
-    taken = [number for number in PASSED_SIGNALS if before[number] is not signal.SIG_IGN]
-    for number in taken:
-        signal.signal(number, pass_on)
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, before[number])
 
 
 def _keep(write: Callable[[], None], view: PlainView | LiveView) -> None:

@@ -72,14 +72,7 @@ def bypass_warning(path: PathVerdict | None) -> tuple[str, ...]:
 
 def path_data(path: PathVerdict | None) -> Mapping[str, object] | None:
     """Lay out the path for the envelope."""
-    if path is None:
-        return None
-    return {
-        "path": str(path.path),
-        "is_nccl": path.is_nccl,
-        "reason": path.reason,
-        "fix": path.fix,
-    }
+    return None if path is None else path.to_json()
 
 
 def launch_environment(demand: Demand) -> tuple[dict[str, str], dict[str, str]]:

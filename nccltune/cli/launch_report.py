@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccltune.atomic import write_atomic
+from nccltune.atomic import write_output
 from nccltune.cli.envelope import SCHEMA, Complaint, plain
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Report:
             "warnings": self.warnings,
             "errors": [{"code": each.code, "message": each.message} for each in errors],
         }
-        write_atomic(self.path, json.dumps(envelope, allow_nan=False) + "\n")
+        write_output(self.path, json.dumps(envelope, allow_nan=False) + "\n")
 
 
 def moment_data(moment: Moment) -> dict[str, object]:

@@ -57,7 +57,7 @@ def record_launch(tuned: Tuned, pid: int) -> tuple[str, ...]:
         return ()
     given = tuned.record
     try:
-        _apart(lambda: _write_down(given, pid), RECORD_TIMEOUT_S)
+        _apart(lambda: _write_down(given, pid, tuned.environ), RECORD_TIMEOUT_S)
     except (ApartError, OSError) as error:
         return (f"warning: this launch is not on record: {error}",)
     return ()
@@ -94,13 +94,16 @@ def _look_up(
     }
 
 
-def _write_down(record: Mapping[str, Any], pid: int) -> Mapping[str, object]:
+def _write_down(
+    record: Mapping[str, Any], pid: int, environ: Mapping[str, str]
+) -> Mapping[str, object]:
+    from nccltune.live.launch_inbox import put_on_record
     from nccltune.live.procfs import read_process
-    from nccltune.store import LaunchRecord, append_launch_record
+    from nccltune.store import LaunchRecord
 
     process = read_process(pid)
     ticks = process.started_ticks if process is not None else 0
-    append_launch_record(replace(LaunchRecord(**record), pid=pid, started_ticks=ticks))
+    put_on_record(replace(LaunchRecord(**record), pid=pid, started_ticks=ticks), environ)
     return {}
 
 

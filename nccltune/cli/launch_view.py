@@ -23,18 +23,24 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from nccltune.sglang.start_progress import Step
+    from nccltune.sglang.start_progress import Step, StepTime
     from nccltune.supervise import Moment
 
 COUNT_EVERY_S = 10.0
 IDLE_EVERY_S = 30.0
 _MAX_HELD_BYTES = 64 * 1024
+_ROUNDING_S = 1e-6
 
 
 class StartLines:
-    """Chooses what of a start is worth a line: a new stage, and now and then how far it is."""
+    """Chooses what of a start is worth a line: a new stage, and now and then how far it is.
+
+    Attributes:
+        at_s: of which moment the last line speaks, in seconds after the launch.
+    """
 
     def __init__(self) -> None:
+        self.at_s = 0.0
         self._shown: Step | None = None
         self._next_s = 0.0
 
@@ -45,7 +51,9 @@ class StartLines:
         if moment.served_s is not None:
             return ""
         shown, self._shown = self._shown, step
+        self.at_s = elapsed_s
         if shown is None or (shown.stage, shown.subject) != (step.stage, step.subject):
+            self.at_s = step.began_s
             self._next_s = elapsed_s + COUNT_EVERY_S
             return f"{step.format()}{_took(moment)}"
         if elapsed_s >= self._next_s and (idle_s >= IDLE_EVERY_S or shown != step):
@@ -83,7 +91,7 @@ class PlainView:
         """Write what is worth a line."""
         text = self._lines.next(moment)
         if text:
-            self.say(f"{format_clock(moment.waited.elapsed_s)}  {text}")
+            self.say(f"{format_clock(self._lines.at_s)}  {text}")
 
     def finish(self) -> None:
         """Show no more."""
@@ -220,26 +228,33 @@ def make_view() -> PlainView | LiveView:
 
 def ready_line(moment: Moment) -> str:
     """Say how long a start took, and which stages took most of it."""
-    spent = [each for each in moment.times if each.duration_s >= 0.5]
-    parts = ", ".join(f"{each.step.name} {each.duration_s:.0f} s" for each in spent)
+    spent = [(each.step.name, _shown_s(each)) for each in moment.times]
+    parts = ", ".join(f"{name} {seconds} s" for name, seconds in spent if seconds)
     where = f" on {moment.endpoint.url}" if moment.endpoint is not None else ""
-    return f"ready{where} after {moment.waited.elapsed_s:.0f} s{f': {parts}' if parts else ''}"
+    return f"ready{where} after {int(moment.waited.elapsed_s)} s{f': {parts}' if parts else ''}"
+
+
+def _shown_s(time: StepTime) -> int:
+    """Return how long a stage took by the clock that is shown, which has whole seconds.
+
+    So what stands beside the clock adds up to what the clock says.
+    """
+    return int(time.step.began_s + time.duration_s + _ROUNDING_S) - int(time.step.began_s)
 
 
 def _took(moment: Moment) -> str:
     """Say how long the stage before took, where that is worth a word."""
-    if len(moment.times) < 2 or moment.times[-2].duration_s < 0.5:
+    if len(moment.times) < 2 or not _shown_s(moment.times[-2]):
         return ""
-    before = moment.times[-2]
-    return f"; {before.step.name} took {before.duration_s:.0f} s"
+    return f"; {moment.times[-2].step.name} took {_shown_s(moment.times[-2])} s"
 
 
 def _progress_line(moment: Moment) -> str:
     waited, running = moment.waited, moment.times[-1]
-    line = f"{waited.step.format()}, {running.duration_s:.0f} s in it"
+    line = f"{waited.step.format()}, {_shown_s(running)} s in it"
     if moment.aside:
         line += f", {moment.aside}"
     if waited.idle_s >= IDLE_EVERY_S:
         limit = f"{waited.limits.stall_timeout_s:g}"
-        line += f", no progress for {waited.idle_s:.0f} s (limit {limit} s)"
+        line += f", no progress for {int(waited.idle_s)} s (limit {limit} s)"
     return line

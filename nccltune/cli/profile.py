@@ -68,6 +68,8 @@ def list_command() -> Answer:
     problems = [each.problem for each in listed if each.problem]
     if active.problem is not None and active.problem not in problems:
         problems.append(active.problem)
+    if active.warning:
+        problems.append(active.warning)
     return Answer(
         data={
             "profiles": [_list_row(each, active) for each in listed],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
-from nccltune.atomic import write_atomic
+from nccltune.atomic import write_output
 from nccltune.cli.envelope import Answer, Complaint
 from nccltune.cli.host_check import Fit, find_fit
 from nccltune.cli.options import json_option, launch_argument
@@ -18,10 +19,9 @@ from nccltune.cli.tables import fact_grid, heading, indent, number_table
 from nccltune.cli.words import NO_SETTINGS, format_settings
 from nccltune.errors import ExitCode, FileError, UsageProblem
 from nccltune.export import EXPORTS, export_profile, export_warnings
-from nccltune.export.profile_text import source_doubt
 from nccltune.host.server_python import find_python, installed_version, package_dirs
 from nccltune.inject.profile_effects import effects_on
-from nccltune.profile import check_name
+from nccltune.profile import check_name, parse_profile, source_doubt
 from nccltune.store import (
     Where,
     activate,
@@ -33,6 +33,7 @@ from nccltune.store import (
     rollback,
     save_candidate,
 )
+from nccltune.store.reading import MAX_BYTES, decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from nccltune.profile import Profile
     from nccltune.store import Activation
 
+STDIN = "-"
 _NEXT_LAUNCH = "Servers that run now keep what they were started with; the next launch gets this."
 
 
@@ -81,7 +83,7 @@ def activate_command(
     fit = find_fit(profile, python=python, launch=launch, is_any_host=any_host)
     if fit.refusal is not None:
         return _refused(profile, fit, effects)
-    step = activate(name, reason="manual", is_any_host=any_host)
+    step = activate(name, reason="manual", is_any_host=any_host, gpu_uuids=fit.gpu_uuids)
     return Answer(
         data=_step_data(step) | _checked_data(profile, fit, effects),
         show=lambda: _activated_parts(step, profile, fit, effects),
@@ -129,8 +131,8 @@ def rollback_command() -> Answer:
 @click.option("--replace", "is_replacing", is_flag=True, help="Take the place of one of that name.")
 @json_option
 def import_command(file: str, name: str | None, is_replacing: bool) -> Answer:
-    """Check a profile file and keep a copy of it here, as a candidate."""
-    profile = load_profile(Path(file))
+    """Check a profile file and keep a copy of it here, as a candidate; - is standard input."""
+    profile = _read_stdin() if file == STDIN else load_profile(Path(file))
     if name is not None:
         profile = replace(profile, name=name)
     check_name(profile.name)
@@ -154,7 +156,7 @@ def import_command(file: str, name: str | None, is_replacing: bool) -> Answer:
     return Answer(
         data=data,
         show=lambda: _imported_parts(profile, path),
-        warnings=(f"profile {profile.name} was {doubt}",) if doubt else (),
+        warnings=(f"profile {profile.name} was {doubt.words}",) if doubt else (),
     )
 
 
@@ -178,7 +180,7 @@ def export_command(name: str | None, format_name: str, output: str | None) -> An
     export = EXPORTS[format_name]
     text = export_profile(profile, export)
     if output is not None:
-        write_atomic(Path(output).absolute(), text)
+        write_output(Path(output), text)
     data = {
         "name": profile.name,
         "format": format_name,
@@ -188,6 +190,19 @@ def export_command(name: str | None, format_name: str, output: str | None) -> An
     }
     shown = text.splitlines() if output is None else [f"Written to {output} for {export.reader}."]
     return Answer(data=data, show=lambda: shown, warnings=export_warnings(profile, export))
+
+
+def _read_stdin() -> Profile:
+    """Read a profile that is piped in; who types the command answers for what it says.
+
+    Raises:
+        FileError: as for ``load_profile``.
+    """
+    name = Path("standard input")
+    content = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise FileError(name, "is larger than 1 MiB, which no profile is", code="too_large")
+    return parse_profile(decode(name, content), name)
 
 
 def _active_profile() -> Profile:
@@ -214,6 +229,7 @@ def _step_data(step: Activation) -> dict[str, object]:
         "action": step.action,
         "activated_at": step.activated_at,
         "path": str(step.path),
+        "state_folder": str(step.path.parents[1] if step.name else step.path.parent),
     }
 
 
@@ -238,7 +254,7 @@ def _activated_parts(
     step: Activation, profile: Profile, fit: Fit, effects: Sequence[Effect]
 ) -> Iterator[RenderableType]:
     yield from _step_parts(step)
-    yield fact_grid([("this host", fit.sentence)])
+    yield fact_grid([("this host", fit.sentence), ("kept in", str(step.path.parents[1]))])
     if effects:
         yield heading("What SGLang does with it")
         rows = [[f"{e.variable}={profile.settings[e.variable]}", e.message] for e in effects]

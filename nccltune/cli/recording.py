@@ -57,6 +57,7 @@ def _list_row(found: FoundRecording) -> Mapping[str, object]:
         "where": found.where,
         "path": str(found.path),
         "gpus": None,
+        "base_environment": None,
         "launch_count": None,
         "candidate_count": None,
         "problem": "",
@@ -68,6 +69,7 @@ def _list_row(found: FoundRecording) -> Mapping[str, object]:
     return {
         **row,
         "gpus": recording.manifest.gpus,
+        "base_environment": dict(recording.manifest.base_environment),
         "launch_count": len(recording.launches),
         "candidate_count": _candidate_count(recording),
     }
@@ -81,7 +83,8 @@ def _list_parts(rows: list[Mapping[str, object]]) -> Iterator[RenderableType]:
     if not rows:
         yield "No recordings. Make one with: nccltune recording make --name NAME"
         return
-    names = ("name", "candidates", "launches", "where", "GPUs")
+    # GPUs that are linked alike may have been kept from using it: the variables tell.
+    names = ("name", "candidates", "launches", "where", "GPUs", "always set")
     yield number_table(
         names,
         (
@@ -91,11 +94,16 @@ def _list_parts(rows: list[Mapping[str, object]]) -> Iterator[RenderableType]:
                 _or_dash(row["launch_count"]),
                 str(row["where"]),
                 str(row["gpus"] or "unreadable"),
+                _environment_cell(row["base_environment"]),
             ]
             for row in rows
         ),
-        words=("name", "where", "GPUs"),
+        words=("name", "where", "GPUs", "always set"),
     )
+
+
+def _environment_cell(environment: object) -> str:
+    return format_settings(environment) if isinstance(environment, dict) and environment else "-"
 
 
 def _or_dash(value: object) -> str:

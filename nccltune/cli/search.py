@@ -52,13 +52,14 @@ if TYPE_CHECKING:
 
 FOLK_PROFILE = "folk-ll-ring"
 MAX_NAME_CHARS = 64
+DEFAULT_TRIAL_COUNT = 40
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
     """What was typed about the search itself."""
 
-    trials: int
+    trials: int | None
     timeout_s: float
     seed: int
     sampler: str
@@ -80,10 +81,9 @@ class SearchOptions:
 @click.option(
     "--trials",
     type=click.IntRange(min=2),
-    default=40,
-    show_default=True,
     metavar="N",
-    help="Candidates to measure, the baseline included.",
+    help=f"Candidates to measure, the baseline included. Default: {DEFAULT_TRIAL_COUNT}; with "
+    "--resume as many as before.",
 )
 @click.option(
     "--timeout-s",
@@ -208,7 +208,8 @@ def _plan(
         pinned=source.pinned,
         folk=_folk(source),
         extra_candidates=own,
-        trial_count=chosen.trials,
+        trial_count=chosen.trials or DEFAULT_TRIAL_COUNT,
+        keeps_trial_count=chosen.trials is None,
         timeout_s=chosen.timeout_s,
         seed=chosen.seed,
         sampler=chosen.sampler,

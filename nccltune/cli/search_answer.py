@@ -15,8 +15,11 @@ from nccltune.profile import Profile
 from nccltune.recording import RecordingBench
 from nccltune.search.result import SearchResult, Verdict
 from nccltune.store import save_candidate
+from nccltune.store.searches import keep_search
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nccltune.cli.invocation import Invocation
     from nccltune.cli.sources import Source
     from nccltune.cli.workload import Demand, WorkloadOptions
@@ -58,6 +61,7 @@ def answer_from_result(
         exit_code = ExitCode.INTERRUPTED
         message = f"interrupted; everything measured is kept, go on with: {next_command}"
         errors.append(Complaint("interrupted", message))
+    not_kept = _keep(data, result, source, name)
     return Answer(
         data=data,
         show=lambda: search_parts(
@@ -67,7 +71,7 @@ def answer_from_result(
             memory_left_bytes=memory_left_bytes(demand, source),
         ),
         exit_code=exit_code,
-        warnings=_warnings(result, demand, source, path, notice),
+        warnings=(*_warnings(result, demand, source, path, notice), *not_kept),
         errors=tuple(errors),
     )
 
@@ -96,6 +100,21 @@ def _save(result: SearchResult, demand: Demand, source: Source, name: str) -> Sa
         measured=_measured(result, demand),
     )
     return SavedProfile(name, save_candidate(profile))
+
+
+def _keep(
+    data: Mapping[str, object], result: SearchResult, source: Source, name: str
+) -> tuple[str, ...]:
+    """Keep the answer for ``nccltune history``; what was measured elsewhere is not of this host."""
+    if result.is_interrupted or isinstance(source.bench, RecordingBench):
+        return ()
+    answer = plain({**data, "fingerprint": source.fingerprint})
+    assert isinstance(answer, dict)  # noqa: S101 - a mapping stays one
+    try:
+        keep_search(name, datetime.now(UTC), answer)
+    except NccltuneError as error:
+        return (f"this search will be missing in nccltune history: {error}",)
+    return ()
 
 
 def _measured(result: SearchResult, demand: Demand) -> dict[str, object]:

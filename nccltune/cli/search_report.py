@@ -16,7 +16,6 @@ from nccltune.cli.words import (
     MIB,
     OUTCOME_MEANING,
     SHARED_NOTE,
-    SHARED_SOURCE,
     UNKNOWN,
     describe_source,
     format_change,
@@ -30,6 +29,7 @@ from nccltune.cli.words import (
     style_ratio,
 )
 from nccltune.measurement import Outcome
+from nccltune.profile import SHARED_SOURCE
 from nccltune.search.result import Comparison, Failure, PayloadRow, SearchResult, Verdict
 
 if TYPE_CHECKING:

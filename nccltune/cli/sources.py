@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from nccltune.bench.host_lock import LOCK_NAME
 from nccltune.bench.session import BenchOptions, Session, open_session
 from nccltune.cli.launch_path import has_no_gpu, launch_environment
 from nccltune.errors import HostError, UsageProblem
 from nccltune.host.hardware import read_gpus
 from nccltune.paths import state_dir
 from nccltune.recording import RecordingBench, find_recording
-from nccltune.search.engine import LOCK_NAME
 from nccltune.search.journal import search_lock
 from nccltune.search.objective import Objective
 from nccltune.search.space import HostFacts, facts_of_recording

@@ -13,13 +13,13 @@ import click
 
 from nccltune.cli.envelope import Answer, Complaint
 from nccltune.cli.options import json_option
-from nccltune.errors import ExitCode, UsageProblem
+from nccltune.errors import ExitCode, NccltuneError, UsageProblem
 from nccltune.host.fingerprint import MatchKind
 from nccltune.live.drift import KeyState, Verdict
 from nccltune.live.procfs import find_servers
 from nccltune.live.published import Published, read_published
 from nccltune.live.stock import Stock, take_stock
-from nccltune.paths import state_dir
+from nccltune.paths import reading_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +50,7 @@ _ROUTE_WORDS: Mapping[str, str] = {
     "run": "through nccltune run",
     "launch": "through nccltune launch",
     "hook": "with the hook in SGLang",
+    "verify": "through nccltune verify",
     "": "with no launch of nccltune on record",
 }
 _HOW_WORDS: Mapping[str, str] = {
@@ -193,7 +194,9 @@ def _profile_lines(profile: LiveProfile) -> Iterator[str]:
     else:
         differing = f", differing in {', '.join(profile.differing)}" if profile.differing else ""
         unknown = f"; {profile.unknown}" if profile.unknown else ""
-        yield _fact("this host", f"{profile.match}{differing}{unknown}")
+        is_forced = profile.is_insisted_on and profile.match is MatchKind.FOREIGN
+        why = "; used, for it was activated here with --any-host" if is_forced else ""
+        yield _fact("this host", f"{profile.match}{differing}{unknown}{why}")
     if profile.stale:
         yield _fact("stale", f"changed since it was found: {', '.join(profile.stale)}")
     if profile.advice:
@@ -214,7 +217,7 @@ def _daemon_lines(published: Published | None) -> Iterator[str]:
         yield _fact("nccltuned", "not running; launches do not need it")
         return
     folder = published.data["nccltuned"].get("state_folder")
-    other = "" if folder == str(state_dir()) else f", for the profiles in {folder}"
+    other = "" if folder == _own_folder() else f", for the profiles in {folder}"
     yield _fact("nccltuned", f"running, pid {published.pid}{other}")
     failed = published.data.get("failed_starts") or {}
     if failed.get("count"):
@@ -229,6 +232,13 @@ def _daemon_lines(published: Published | None) -> Iterator[str]:
             f"{each.get('profile_name')} to {to}, {_moment(str(each.get('at')))}, after "
             f"{each.get('failure_count')} failed starts ({each.get('ending')}); see the journal",
         )
+
+
+def _own_folder() -> str:
+    try:
+        return str(reading_dir())
+    except NccltuneError:
+        return ""
 
 
 def _server_lines(server: ServerReport) -> Iterator[str]:

@@ -21,7 +21,7 @@ from nccltune.host.facts import nccl_version
 from nccltune.host.gpu_choice import VARIABLE as VISIBLE_VARIABLE
 from nccltune.host.gpu_choice import choose_gpus
 from nccltune.host.hardware import Gpu, Hardware, read_gpus
-from nccltune.paths import state_dir
+from nccltune.paths import reading_dir
 from nccltune.payloads.model_config import load_model_shape
 from nccltune.sglang.command import LaunchCommand, parse_launch
 from nccltune.store import ActiveState, read_active
@@ -239,8 +239,8 @@ def _too_few(wanted: int, hardware: Hardware) -> UsageProblem:
 
 def _state_dir(environ: Mapping[str, str]) -> tuple[Path | None, str]:
     try:
-        return state_dir(environ), ""
-    except UsageProblem as problem:
+        return reading_dir(environ), ""
+    except NccltuneError as problem:
         return None, str(problem)
 
 

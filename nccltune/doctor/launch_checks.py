@@ -76,20 +76,22 @@ def _memory(case: Case, launch: LaunchCommand) -> Check:
         message = f"what NCCL takes under profile {profile.name} was not measured"
         return Check(name, Status.SKIP, message)
     taken_bytes, how = taken
+    more_bytes = _more_than_defaults_bytes(profile)
     takes = f"NCCL takes {how} {taken_bytes // _MIB} MiB a GPU under profile {profile.name}"
+    takes += _beside_defaults(more_bytes)
     totals = [gpu.memory_total_bytes for gpu in case.gpus if gpu.memory_total_bytes]
     fraction = _fraction(launch)
     if fraction is None:
-        message = (
-            f"{takes}; SGLang chooses --mem-fraction-static by itself, and knows nothing of it"
-        )
+        message = f"{takes}; SGLang chooses --mem-fraction-static by itself, and knows no profile"
         return Check(name, Status.OK, message)
     if not totals:
         return Check(name, Status.SKIP, f"{takes}; the GPUs' memory is not known")
     left_bytes = int((1.0 - fraction) * min(totals))
     leaves = f"--mem-fraction-static {fraction:g} leaves {left_bytes // _MIB} MiB"
     other_bytes = _other_needs_bytes(launch)
-    fix = "lower --mem-fraction-static, or choose a profile with smaller buffers or fewer channels"
+    fix = "lower --mem-fraction-static"
+    if more_bytes is None or more_bytes > 0:
+        fix += ", or choose a profile with smaller buffers or fewer channels"
     if taken_bytes > left_bytes:
         return Check(name, Status.FAIL, f"{takes}, and {leaves}: it runs out of memory", fix)
     if taken_bytes + other_bytes > left_bytes:
@@ -103,8 +105,8 @@ def _memory(case: Case, launch: LaunchCommand) -> Check:
 
 def _taken_bytes(profile: Profile) -> tuple[int, str] | None:
     """Return what two communicators take, and how that is known."""
-    measured = profile.measured.get("memory_bytes_per_gpu")
-    if isinstance(measured, int) and not isinstance(measured, bool) and measured > 0:
+    measured = _measured_bytes(profile, "memory_bytes_per_gpu")
+    if measured is not None:
         return measured, "(as measured)"
     channels = _number(profile.settings, *_CHANNEL_NAMES)
     if channels is None:
@@ -113,6 +115,27 @@ def _taken_bytes(profile: Profile) -> tuple[int, str] | None:
     each_bytes = simple_bytes + _LL_BYTES + _LL128_BYTES
     estimate_bytes = _COMMUNICATORS * channels * _CONNECTIONS_PER_CHANNEL * each_bytes
     return estimate_bytes, "(reckoned, not measured) up to"
+
+
+def _more_than_defaults_bytes(profile: Profile) -> int | None:
+    """Return how much more that is than under the defaults, where both were measured."""
+    taken = _measured_bytes(profile, "memory_bytes_per_gpu")
+    baseline = _measured_bytes(profile, "memory_baseline_bytes_per_gpu")
+    return None if taken is None or baseline is None else taken - baseline
+
+
+def _beside_defaults(more_bytes: int | None) -> str:
+    if more_bytes is None:
+        return ""
+    if more_bytes <= 0:
+        return ", no more than under the defaults"
+    return f", {more_bytes / _MIB:.0f} MiB more than under the defaults"
+
+
+def _measured_bytes(profile: Profile, name: str) -> int | None:
+    """Read a figure of the search; a profile file may hold anything there."""
+    value = profile.measured.get(name)
+    return value if type(value) is int and value > 0 else None
 
 
 def _number(settings: Mapping[str, str], *names: str) -> int | None:

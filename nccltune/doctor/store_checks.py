@@ -132,6 +132,9 @@ def _profile_match(case: Case) -> Check:
         message = f"profile {profile.name} was made on an equivalent host: {differing} differ"
         return Check(name, Status.WARN, message, "nccltune search, to verify it on this host")
     message = f"profile {profile.name} was made for another kind of host: {differing} differ"
+    if case.active.is_insisted_on(case.here.gpu_uuids if case.here else ()):
+        message += "; launches get it, because it was activated here with --any-host"
+        return Check(name, Status.WARN, message, "nccltune search, for a profile of this host")
     return Check(name, Status.FAIL, message, "nccltune search, for a profile of this host")
 
 

@@ -120,32 +120,28 @@ def switch(*values: str) -> Check:
 def thread_count(value: str) -> str | None:
     """Check NCCL_NTHREADS: a power of two from 64 to 512."""
     advice = "write 64, 128, 256 or 512"
-    if problem := _number_problem(value, advice):
+    if problem := _thread_problem(value, 64, 512, advice):
         return problem
-    count = int(value)
-    if count <= 0:
-        return f"NCCL uses its default; {advice}, or leave it out"
-    if count % 32:
-        return f"NCCL takes a count that is no multiple of 32 for the maximum, 512; {advice}"
-    if not 64 <= count <= 512:
-        return f"NCCL uses {512 if count > 512 else 64} instead; {advice}"
-    if not _is_power_of_two(count):
+    if not _is_power_of_two(int(value)):
         return f"wrong sums were reported with 480 (nccl#698); {advice}"
     return None
 
 
 def ll128_thread_count(value: str) -> str | None:
     """Check NCCL_LL128_NTHREADS: a multiple of 32 from 160 to 640."""
-    advice = "write a multiple of 32 from 160 to 640"
+    return _thread_problem(value, 160, 640, "write a multiple of 32 from 160 to 640")
+
+
+def _thread_problem(value: str, low: int, high: int, advice: str) -> str | None:
     if problem := _number_problem(value, advice):
         return problem
     count = int(value)
     if count <= 0:
         return f"NCCL uses its default; {advice}, or leave it out"
     if count % 32:
-        return f"NCCL takes a count that is no multiple of 32 for the maximum, 640; {advice}"
-    if not 160 <= count <= 640:
-        return f"NCCL uses {640 if count > 640 else 160} instead; {advice}"
+        return f"NCCL takes a count that is no multiple of 32 for the maximum, {high}; {advice}"
+    if not low <= count <= high:
+        return f"NCCL uses {high if count > high else low} instead; {advice}"
     return None
 
 

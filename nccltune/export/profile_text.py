@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from nccltune.envvars import check_settings
 from nccltune.export.formats import format_lines
+from nccltune.profile import harmless, source_doubt
 from nccltune.sglang.defaults import SGLANG_BASE_ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ _VISIBLE = (
     "With SPT_NOENV=1 set beside them, 'nccltune status' can read them back from the server's "
     "processes."
 )
-_MAX_SHOWN_CHARS = 60
 
 
 def export_profile(profile: Profile, export: ExportFormat) -> str:
@@ -45,27 +44,13 @@ def export_warnings(profile: Profile, export: ExportFormat) -> tuple[str, ...]:
     """Say what whoever puts this file to use has to know."""
     warnings = []
     if doubt := source_doubt(profile.source):
-        warnings.append(doubt)
+        warnings.append(doubt.words)
     if names := _weaker_than_sglang(profile.settings, export):
         warnings.append(
             f"SGLang sets {', '.join(names)} itself where the environment does not, and the "
             "environment is stronger than NCCL's files: in this format they do nothing"
         )
     return tuple(warnings)
-
-
-def source_doubt(source: str) -> str | None:
-    """Say why settings of this source were never seen to help a real launch; None if they were.
-
-    >>> source_doubt("recording:h200-2x-shm")
-    'found in the recording h200-2x-shm of other GPUs, not measured on this host'
-    """
-    if source == "shared-gpu":
-        return "found with all ranks on one GPU, where times mean nothing"
-    kind, _, name = source.partition(":")
-    if kind == "recording":
-        return f"found in the recording {_shown(name)} of other GPUs, not measured on this host"
-    return None
 
 
 def _head(profile: Profile, export: ExportFormat) -> Iterator[str]:
@@ -91,14 +76,9 @@ def _host(profile: Profile) -> str:
     facts = profile.fingerprint or {}
     found = facts.get("gpu_names")
     names = found if isinstance(found, list | tuple) else ()
-    gpus = ", ".join(f"{n}x {_shown(name)}" for name, n in Counter(map(str, names)).items())
+    gpus = ", ".join(f"{n}x {harmless(name)}" for name, n in Counter(map(str, names)).items())
     nccl = facts.get("nccl_version")
-    return f"{gpus} with NCCL {_shown(nccl)}" if gpus and isinstance(nccl, str) else gpus
-
-
-def _shown(text: str) -> str:
-    """Keep what can do no harm in a comment: no line break, no backslash that joins lines."""
-    return re.sub(r"[^A-Za-z0-9 ._:/+-]+", "?", text[:_MAX_SHOWN_CHARS]).strip() or "?"
+    return f"{gpus} with NCCL {harmless(nccl)}" if gpus and isinstance(nccl, str) else gpus
 
 
 def _weaker_than_sglang(settings: Mapping[str, str], export: ExportFormat) -> list[str]:

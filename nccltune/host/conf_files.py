@@ -11,10 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from nccltune.regular_files import read_regular
+from nccltune.seen_files import OWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from nccltune.seen_files import SeenFiles
 
 ETC_CONF_PATH = Path("/etc/nccl.conf")
 CONF_FILE_VARIABLE = "NCCL_CONF_FILE"
@@ -59,7 +61,11 @@ class ConfFile:
 
 
 def read_conf_files(
-    environ: Mapping[str, str], home: Path | None, etc_path: Path = ETC_CONF_PATH
+    environ: Mapping[str, str],
+    home: Path | None,
+    etc_path: Path = ETC_CONF_PATH,
+    files: SeenFiles = OWN,
+    limit_bytes: int = _LIMIT_BYTES,
 ) -> list[ConfFile]:
     """Read the files that NCCL opens in a process with this environment, the strongest first.
 
@@ -70,6 +76,9 @@ def read_conf_files(
         environ: of the process that loads NCCL.
         home: its home folder: that of the user database up to NCCL 2.29, ``$HOME`` from 2.30.3;
             None where it has none.
+        etc_path: of the host's own file.
+        files: as the process sees them.
+        limit_bytes: of a file; one that is larger is not read.
 
     Returns:
         Files that exist. A file that ``NCCL_CONF_FILE`` names is there even when it does not, with
@@ -77,10 +86,10 @@ def read_conf_files(
     """
     named = environ.get(CONF_FILE_VARIABLE)
     if named:
-        first: ConfFile | None = _read_named(Path(named))
+        first: ConfFile | None = _read_named(Path(named), files, limit_bytes)
     else:
-        first = None if home is None else _read(home / HOME_CONF_NAME)
-    return [file for file in (first, _read(etc_path)) if file is not None]
+        first = None if home is None else _read(home / HOME_CONF_NAME, files, limit_bytes)
+    return [file for file in (first, _read(etc_path, files, limit_bytes)) if file is not None]
 
 
 def effective_settings(
@@ -161,19 +170,19 @@ def _shown(text: bytes) -> str:
     return repr(os.fsdecode(text)[:120])
 
 
-def _read_named(path: Path) -> ConfFile:
+def _read_named(path: Path, files: SeenFiles, limit_bytes: int) -> ConfFile:
     if str(path).startswith("~"):
         return ConfFile(path, problems=(f"{CONF_FILE_VARIABLE}: NCCL does not expand '~'",))
-    read = _read(path)
+    read = _read(path, files, limit_bytes)
     if read is None:
         problem = f"{CONF_FILE_VARIABLE} names a file that does not exist; NCCL says nothing"
         return ConfFile(path, problems=(problem,))
     return read
 
 
-def _read(path: Path) -> ConfFile | None:
+def _read(path: Path, files: SeenFiles, limit_bytes: int) -> ConfFile | None:
     try:
-        content = read_regular(path, _LIMIT_BYTES)
+        content = files.read(path, limit_bytes)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

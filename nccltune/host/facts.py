@@ -1,6 +1,7 @@
 """This host as a launch meets it: its GPUs in its order, and the NCCL that its server would load.
 
 torch is not imported, and the server's interpreter is not started where its folders tell enough.
+What belongs to somebody else's server is read, and never run or loaded.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nccltune.errors import UsageProblem
 from nccltune.host.server_python import installed, package_dirs
+from nccltune.seen_files import OWN, SeenFiles, is_dir, is_file
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -29,6 +31,14 @@ _WHEEL_LIBRARY = Path("nvidia", "nccl", "lib", LIBRARY_NAME)
 _TORCH_LIBRARY = Path("torch", "lib", LIBRARY_NAME)
 _WHEEL = r"nvidia[_.-]nccl[_.-]cu\d+"
 _VERSION_IN_NAME = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)")
+_VERSION_IN_FILE = re.compile(rb"NCCL version (\d{1,3}\.\d{1,3}\.\d{1,3})[+\0]")
+_VERSION_BYTES = 64
+"""Longer than that text."""
+
+_CHUNK_BYTES = 2**20
+_MAX_SEARCHED_BYTES = 16 * 2**20
+"""NCCL 2.32.3 has it within the first 4 MiB."""
+_MAX_RECORD_BYTES = 2**20
 _LOAD_TIMEOUT_S = 10.0
 _LOAD = """
 import ctypes, sys
@@ -74,12 +84,20 @@ def read_host(
     python: str | None,
     environ: Mapping[str, str] | None = None,
     *,
+    files: SeenFiles = OWN,
     nvml: ModuleType | None = None,
 ) -> HostFacts:
-    """Read what a decision needs to know of this host; arguments and errors as ``read_here``."""
+    """Read what a decision needs to know of this host; arguments and errors as ``read_here``.
+
+    Args:
+        python: as there.
+        environ: as there.
+        files: as the server sees them.
+        nvml: as there.
+    """
     variables = os.environ if environ is None else environ
     facts = read_visible(variables, nvml=nvml)
-    return with_nccl(facts, nccl_version(python, variables))
+    return with_nccl(facts, nccl_version(python, variables, files))
 
 
 def read_visible(environ: Mapping[str, str], *, nvml: ModuleType | None = None) -> HostFacts:
@@ -100,22 +118,24 @@ def with_nccl(facts: HostFacts, version: str | None) -> HostFacts:
     return facts._replace(fingerprint=replace(facts.fingerprint, nccl_version=version))
 
 
-def nccl_version(python: str | None, environ: Mapping[str, str]) -> str | None:
+def nccl_version(
+    python: str | None, environ: Mapping[str, str], files: SeenFiles = OWN
+) -> str | None:
     """Return the version of the NCCL that decodes in a server; None where that cannot be told.
 
     In SGLang's order: the library of ``SGLANG_NCCL_SO_PATH``, which captured graphs use, else
     torch's: from its wheel, from torch's own folder, or from the system.
     """
     if chosen := environ.get(LIBRARY_VARIABLE):
-        return _library_version(Path(chosen), (), environ)
+        return _library_version(Path(chosen), (), environ, files)
     if python is None:
         return None
-    folders = package_dirs(python, environ)
+    folders = package_dirs(python, environ, files)
     for name in (_WHEEL_LIBRARY, _TORCH_LIBRARY):
         for folder in folders:
-            if (folder / name).is_file():
-                return _library_version(folder / name, (folder,), environ)
-    if not any((folder / "torch").is_dir() for folder in folders):
+            if is_file(files, folder / name):
+                return _library_version(folder / name, (folder,), environ, files)
+    if not files.may_run or not any(is_dir(files, folder / "torch") for folder in folders):
         return None
     return _loaded_version(LIBRARY_NAME, environ)
 
@@ -132,32 +152,54 @@ def _visible(hardware: Hardware, visible: str | None) -> tuple[Gpu, ...]:
         return choose_gpus(hardware, visible, None, is_shared=True)[:1]
 
 
-def _library_version(path: Path, folders: Sequence[Path], environ: Mapping[str, str]) -> str | None:
+def _library_version(
+    path: Path, folders: Sequence[Path], environ: Mapping[str, str], files: SeenFiles
+) -> str | None:
     """Return the version of one library file, by the cheapest source that cannot be wrong."""
-    if match := _VERSION_IN_NAME.fullmatch(path.resolve().name):
+    if match := _VERSION_IN_NAME.fullmatch(files.resolve(path).name):
         return match[1]
-    return _wheel_version(path, folders) or _loaded_version(str(path), environ)
+    if version := _wheel_version(path, folders, files):
+        return version
+    return _loaded_version(str(path), environ) if files.may_run else _written_version(path, files)
 
 
-def _wheel_version(path: Path, folders: Sequence[Path]) -> str | None:
+def _wheel_version(path: Path, folders: Sequence[Path], files: SeenFiles) -> str | None:
     """Return what the wheel's metadata says, if the file is the very one that the wheel brought.
 
     Two wheels, or a library that was copied over, make metadata lie about what is loaded.
     """
-    found = list(installed(folders, _WHEEL))
-    if len(found) != 1:
+    found = list(installed(folders, _WHEEL, files))
+    library = files.stat(path)
+    if len(found) != 1 or library is None:
         return None
     metadata, version = found[0]
     try:
-        size = path.stat().st_size
-        record = (metadata / "RECORD").read_text(encoding="utf-8", errors="replace")
+        record = files.read(metadata / "RECORD", _MAX_RECORD_BYTES).decode(errors="replace")
     except OSError:
         return None
     is_same = any(
-        line.startswith(f"{_WHEEL_LIBRARY},") and line.rstrip().endswith(f",{size}")
+        line.startswith(f"{_WHEEL_LIBRARY},") and line.rstrip().endswith(f",{library.st_size}")
         for line in record.splitlines()
     )
     return version if is_same else None
+
+
+def _written_version(path: Path, files: SeenFiles) -> str | None:
+    """Return the version that stands in a library as text: NCCL prints it when it starts."""
+    try:
+        descriptor = files.open(path)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        end = b""
+        for _ in range(_MAX_SEARCHED_BYTES // _CHUNK_BYTES):
+            chunk = file.read(_CHUNK_BYTES)
+            if match := _VERSION_IN_FILE.search(end + chunk):
+                return match[1].decode()
+            if not chunk:
+                return None
+            end = chunk[-_VERSION_BYTES:]
+    return None
 
 
 def _loaded_version(library: str, environ: Mapping[str, str]) -> str | None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _SHOWN_FIELDS = ("driver_version", "nccl_version", "world_size")
 _FLAT_NAME = "PHB"
+_MAX_DIGITS = 9
 _ORDER = (MatchKind.IDENTICAL, MatchKind.EQUIVALENT, MatchKind.FOREIGN)
 
 
@@ -54,13 +55,11 @@ def match_host(
     if here is None:
         reason = host_problem or "its GPUs cannot be read"
         return HostMatch(None, f"this host is unknown: {reason}")
+    needed, seen = _needed(command), len(here.gpu_names)
+    if needed > seen:  # asked first, for a launch may ask for any number
+        return HostMatch(MatchKind.FOREIGN, f"the launch needs {needed} GPUs and sees {seen}")
     worst = HostMatch(MatchKind.IDENTICAL)
     for group in _groups(command):
-        needed = max(group) + 1
-        if needed > len(here.gpu_names):
-            return HostMatch(
-                MatchKind.FOREIGN, f"the launch needs {needed} GPUs and sees {len(here.gpu_names)}"
-            )
         found = _compare(wanted, restricted(here, group))
         if _rank(found) > _rank(worst):
             worst = found
@@ -85,22 +84,34 @@ def restricted(here: Fingerprint, group: Sequence[int]) -> Fingerprint:
     )
 
 
+def _needed(command: LaunchCommand) -> int:
+    """Return how many GPUs a launch must see for the last of its ranks to find its own."""
+    base, step, size = _layout(command)
+    return base + (command.dp_size * command.pp_size * size - 1) * step + 1
+
+
 def _groups(command: LaunchCommand) -> Iterator[tuple[int, ...]]:
     """Yield the GPUs of every tensor-parallel group on this node, as SGLang 0.5.23 hands them out.
 
     Each stage of a pipeline has its own group, and each replica its own stages.
     """
-    base = _number(command, "base_gpu_id", 0)
-    step = max(1, _number(command, "gpu_id_step", 1))
-    size = max(1, command.tp_size // command.nnodes)
+    base, step, size = _layout(command)
     for idx in range(command.dp_size * command.pp_size):
         first = base + idx * size * step
         yield tuple(first + rank * step for rank in range(size))
 
 
+def _layout(command: LaunchCommand) -> tuple[int, int, int]:
+    """Return the first GPU, the step from one to the next, and the ranks of a group here."""
+    base = _number(command, "base_gpu_id", 0)
+    step = max(1, _number(command, "gpu_id_step", 1))
+    return base, step, max(1, command.tp_size // command.nnodes)
+
+
 def _number(command: LaunchCommand, name: str, default: int) -> int:
     value = command.value(name) or ""
-    return int(value) if value.isascii() and value.isdecimal() else default
+    is_number = value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS
+    return int(value) if is_number else default
 
 
 def _compare(wanted: Fingerprint, here: Fingerprint) -> HostMatch:

@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nccltune.errors import FileError, NccltuneError, UsageProblem
 from nccltune.host.server_python import find_python, installed_version, package_dirs
-from nccltune.inject.marker import KEEP_ENVIRON, KEEP_ENVIRON_VALUE, MARKER, format_marker
-from nccltune.inject.resolver import Decision, resolve, screen
-from nccltune.paths import state_dir
+from nccltune.inject.marker import (
+    KEEP_ENVIRON,
+    KEEP_ENVIRON_VALUE,
+    MARKER,
+    NOTHING_APPLIED,
+    format_marker,
+)
+from nccltune.inject.resolver import Decision, resolve
+from nccltune.inject.screening import screen
+from nccltune.paths import reading_dir
 from nccltune.sglang.argv import split_launch
 from nccltune.store import ActiveState, LaunchRecord, Policy, read_active, read_policy
 
@@ -46,6 +53,7 @@ def decide(
     route: str = "run",
     is_any_host: bool = False,
     launches: Launches | None = None,
+    active: ActiveState | None = None,
     pid: int | None = None,
     read_gpus: GpuReader | None = None,
 ) -> Injection:
@@ -54,14 +62,15 @@ def decide(
     Args:
         argv: the launch command as typed, wrappers included.
         environ: the environment that it is started in.
-        route: ``run``, ``launch`` or ``hook``.
+        route: ``run``, ``launch``, ``hook`` or ``verify``.
         is_any_host: a person overrides the rules about hosts.
         launches: which launches are covered; None for what the policy file says.
+        active: stands in for what the store says is active.
         pid: of the process that is or becomes the server; this one's if None.
         read_gpus: reads the GPUs that an environment shows; None for NVML, here and now.
     """
     try:
-        decision = _decide(argv, environ, launches, read_gpus, is_any_host=is_any_host)
+        decision = _decide(argv, environ, launches, active, read_gpus, is_any_host=is_any_host)
     except Exception as error:  # noqa: BLE001 - no fault of ours may cost a launch
         reason = f"this is a bug in nccltune: {type(error).__name__}: {error}"
         decision = Decision(reason, is_degraded=True)
@@ -76,6 +85,8 @@ def apply(environ: Mapping[str, str], decision: Decision) -> dict[str, str]:
     gone = {*decision.removed, MARKER}
     result = {name: value for name, value in environ.items() if name not in gone}
     if decision.digest is None:
+        if decision.is_launch:
+            result[MARKER] = NOTHING_APPLIED
         return result
     result.update(decision.applied)
     result[MARKER] = format_marker(decision.digest, decision.applied)
@@ -124,11 +135,13 @@ def _decide(
     argv: Sequence[str],
     environ: Mapping[str, str],
     launches: Launches | None,
+    chosen: ActiveState | None,
     read_gpus: GpuReader | None,
     *,
     is_any_host: bool,
 ) -> Decision:
-    active, policy, warnings = _store(environ, launches)
+    stored, policy, warnings = _store(environ, launches)
+    active = stored if chosen is None else chosen
     command = screen(argv, active, policy, is_any_host=is_any_host).command
     facts: HostFacts | None = None
     host_problem = ""
@@ -138,7 +151,7 @@ def _decide(
         python = find_python(argv, environ)
         seen = {**environ, **command.environment}
         facts, host_problem = _host(python, seen, read_gpus)
-        shape = _shape(command)
+        shape = read_shape(command)
         version = (
             None if python is None else installed_version(package_dirs(python, seen), "sglang")
         )
@@ -162,16 +175,18 @@ def _store(
 ) -> tuple[ActiveState, Policy, tuple[str, ...]]:
     """Read the store; a policy that cannot be read is the one that is used without a file."""
     try:
-        folder = state_dir(environ)
-    except UsageProblem as problem:
+        folder = reading_dir(environ)
+    except NccltuneError as problem:
         return ActiveState(None, None, str(problem), Path()), Policy(), ()
     active = read_active(folder)
+    warnings = (active.warning,) if active.warning else ()
     if launches is not None:
-        return active, Policy(launches), ()
+        return active, Policy(launches), warnings
     try:
-        return active, read_policy(folder), ()
+        return active, read_policy(folder), warnings
     except FileError as error:
-        return active, Policy(), (f"{error}; EAGLE-3 launches alone get a profile",)
+        reason = f"{error}; EAGLE-3 launches alone get a profile"
+        return active, Policy(), (*warnings, reason)
 
 
 def _host(
@@ -187,7 +202,8 @@ def _host(
         return None, str(error)
 
 
-def _shape(command: LaunchCommand) -> ModelShape | None:
+def read_shape(command: LaunchCommand) -> ModelShape | None:
+    """Read the model of a launch; None where it cannot be found from here."""
     # Loaded here, as above.
     from nccltune.payloads.model_config import load_model_shape
 

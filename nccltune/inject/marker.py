@@ -13,6 +13,9 @@ from typing import NamedTuple
 MARKER = "NCCLTUNE_APPLIED"
 """``<digest>:<key>,<key>...``: digest of the profile, and the variables that were set from it."""
 
+NOTHING_APPLIED = "none:"
+"""The mark of a route that has looked at a launch and gives it nothing: no later one does."""
+
 KEEP_ENVIRON = "SPT_NOENV"
 """setproctitle overwrites the environment that procfs shows, unless this is set."""
 
@@ -58,12 +61,12 @@ def format_marker(digest: str, keys: Iterable[str]) -> str:
 
 
 def parse_marker(text: str | None) -> Marker | None:
-    """Read a marker's value; None where there is none, or where nobody of ours wrote it.
+    """Read a marker's value; None where nothing was applied, or where nobody of ours wrote it.
 
     >>> parse_marker("0123456789abcdef:")
     Marker(digest='0123456789abcdef', keys=())
-    >>> parse_marker("yes") is None
-    True
+    >>> parse_marker("yes") is None, parse_marker("none:") is None
+    (True, True)
     """
     if text is None:
         return None

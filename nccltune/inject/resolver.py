@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from nccltune.errors import NccltuneError
 from nccltune.host.fingerprint import MatchKind
 from nccltune.host.match import HostMatch, match_host
 from nccltune.inject.marker import settings_digest
 from nccltune.inject.overrides import names_of_ours, overwritten, share_out
-from nccltune.inject.wrappers import lost_on_the_way
+from nccltune.inject.screening import ANY_HOST, doubt_about, screen
+from nccltune.inject.wrappers import Way
+from nccltune.profile import source_doubt
 from nccltune.sglang.allreduce_path import all_reduce_path
-from nccltune.sglang.command import parse_launch
 from nccltune.sglang.defaults import writes_for
-from nccltune.store.policy import Launches, Policy
 
 if TYPE_CHECKING:
     from nccltune.host.fingerprint import Fingerprint
@@ -27,10 +26,8 @@ if TYPE_CHECKING:
     from nccltune.profile import Profile
     from nccltune.sglang.allreduce_path import PathVerdict
     from nccltune.sglang.command import LaunchCommand
+    from nccltune.store.policy import Policy
     from nccltune.store.state import ActiveState
-
-SHARED_SOURCE = "shared-gpu"
-_ANY_HOST = "--any-host overrides"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +49,8 @@ class Decision:
         is_degraded: a profile is meant for this launch and cannot be used, so that the launch is
             slower than the operator believes.
         removed: variables that an earlier route set from a profile that does not apply any more.
+        is_launch: the command is an SGLang launch, so that this is the last word on it; in what
+            another command starts, the hook may find one.
     """
 
     reason: str
@@ -65,52 +64,12 @@ class Decision:
     path: PathVerdict | None = None
     is_degraded: bool = False
     removed: tuple[str, ...] = ()
+    is_launch: bool = False
 
     @property
     def is_applied(self) -> bool:
         """Whether the launch gets a profile, be it one without settings."""
         return self.profile_name is not None
-
-
-class Screening(NamedTuple):
-    """What can be told without looking at the host.
-
-    Attributes:
-        command: the launch, where it may get the profile.
-        refusal: why it gets none, where it does not.
-    """
-
-    command: LaunchCommand | None = None
-    refusal: str = ""
-    is_degraded: bool = False
-
-
-def screen(
-    argv: Sequence[str], active: ActiveState, policy: Policy, *, is_any_host: bool
-) -> Screening:
-    """Ask whether a launch may get the active profile, before the host is looked at.
-
-    Args:
-        argv: the launch command as typed, wrappers included.
-        active: what the store says.
-        policy: which launches are covered.
-        is_any_host: a person overrides the rules about hosts, not those about launches.
-    """
-    if active.name is None and active.problem is None:
-        return Screening(refusal="no profile is active")
-    try:
-        command = parse_launch(argv)
-    except NccltuneError as error:
-        return Screening(refusal=str(error), is_degraded=error.code != "not_sglang")
-    if (refusal := _uncovered(command, policy, is_any_host=is_any_host)) is not None:
-        return Screening(refusal=refusal)
-    if active.profile is None:
-        shown = f"profile {active.name} cannot be used: " if active.name else ""
-        return Screening(refusal=f"{shown}{active.problem}", is_degraded=True)
-    if active.profile.source == SHARED_SOURCE and not is_any_host:
-        reason = "was found with all ranks on one GPU, which says nothing about this host"
-        return Screening(refusal=f"profile {active.name} {reason}; {_ANY_HOST}", is_degraded=True)
-    return Screening(command)
 
 
 def resolve(
@@ -143,51 +102,34 @@ def resolve(
     screening = screen(argv, active, policy, is_any_host=is_any_host)
     profile, command = active.profile, screening.command
     if command is None or profile is None:
-        return _without(environ, screening.refusal, is_degraded=screening.is_degraded)
+        decision = _without(environ, screening.refusal, is_degraded=screening.is_degraded)
+        return replace(decision, is_launch=screening.is_launch)
     path = all_reduce_path(
         command,
         shape,
         gpu_architecture=gpu_architecture,
-        has_full_nvlink=_has_full_nvlink(here),
+        has_full_nvlink=has_full_nvlink(here),
         environ=environ,
         version=sglang_version,
     )
+    is_insisted_on = is_any_host or (here is not None and active.is_insisted_on(here.gpu_uuids))
+    if not is_insisted_on and (refusal := doubt_about(profile)) is not None:
+        return replace(_without(environ, refusal, is_degraded=True), path=path)
     match = HostMatch(None)
     if profile.fingerprint is not None:
         match = match_host(profile.fingerprint, here, command, host_problem=host_problem)
         is_usable = match.kind in (MatchKind.IDENTICAL, MatchKind.EQUIVALENT)
-        if not is_usable and not is_any_host:
+        if not is_usable and not is_insisted_on:
             made = "was made for another kind of host" if match.kind else "is not known to fit"
-            reason = f"profile {profile.name} {made}: {match.reason}; {_ANY_HOST}"
+            reason = f"profile {profile.name} {made}: {match.reason}; {ANY_HOST}"
             decision = _without(environ, reason, is_degraded=True)
             return replace(decision, match=match.kind, path=path)
     return _with(profile, command, environ, match, path, sglang_version)
 
 
-def _uncovered(command: LaunchCommand, policy: Policy, *, is_any_host: bool) -> str | None:
-    """Return why the policy leaves a launch alone; None where it covers it."""
-    is_covered = {
-        Launches.EAGLE3: command.is_eagle3_launch,
-        Launches.SPECULATIVE: command.is_speculative,
-        Launches.ALL: True,
-    }[policy.launches]
-    if not is_covered:
-        algorithm = command.speculative_algorithm
-        what = f"this one speculates by {algorithm}" if algorithm else "this one does not speculate"
-        covered = {Launches.EAGLE3: "EAGLE-3", Launches.SPECULATIVE: "speculative"}
-        return f"the policy covers {covered[policy.launches]} launches, and {what}"
-    if is_any_host:
-        return None
-    if command.nnodes > 1:
-        return f"a launch over {command.nnodes} nodes gets no profile; {_ANY_HOST}"
-    if command.tp_size < 2:
-        return f"a launch at tensor parallel size 1 has no all-reduce to tune; {_ANY_HOST}"
-    return None
-
-
 def _without(environ: Mapping[str, str], reason: str, *, is_degraded: bool) -> Decision:
     removed = tuple(sorted(names_of_ours(environ, {}, None)))
-    return Decision(reason, is_degraded=is_degraded, removed=removed)
+    return Decision(reason, is_degraded=is_degraded, removed=removed, is_launch=True)
 
 
 def _with(
@@ -200,9 +142,15 @@ def _with(
 ) -> Decision:
     digest = settings_digest(profile.settings)
     ours = names_of_ours(environ, profile.settings, digest)
+    way = Way.of(command.argv)
     inherited = {name: value for name, value in environ.items() if name not in ours}
-    shares = share_out(profile.settings, {**inherited, **command.environment})
-    lost = overwritten(shares.applied, writes_for(command, sglang_version, environ))
+    shares = share_out(profile.settings, {**way.arriving(inherited), **command.environment})
+    applied, losses = way.arriving(shares.applied), way.losses(shares.applied)
+    if shares.applied and not applied:
+        reason = f"profile {profile.name} would not reach the server: {'; '.join(losses)}"
+        decision = _without(environ, reason, is_degraded=True)
+        return replace(decision, match=match.kind, path=path)
+    lost = overwritten(applied, writes_for(command, sglang_version, environ))
     differing = {
         name: value for name, value in shares.kept.items() if value != profile.settings.get(name)
     }
@@ -211,12 +159,13 @@ def _with(
         *(f"{name}={value} is the operator's and stays" for name, value in differing.items()),
         *(f"{name} is left out: it {reason}" for name, reason in shares.left_out),
         *(f"SGLang sets {name}={value} itself ({reason})" for name, value, reason in lost),
-        *lost_on_the_way(command.argv, shares.applied),
+        *losses,
+        *(way.doubts() if applied else ()),
         *_path_warnings(path),
     ]
     return Decision(
         reason=f"profile {profile.name} is applied: {_fit(profile, match)}",
-        applied=dict(shares.applied),
+        applied=applied,
         kept_from_operator=dict(shares.kept),
         overwritten_by_sglang=lost,
         profile_name=profile.name,
@@ -224,7 +173,8 @@ def _with(
         match=match.kind,
         warnings=tuple(warnings),
         path=path,
-        removed=tuple(sorted(ours - shares.applied.keys())),
+        removed=tuple(sorted(ours - applied.keys())),
+        is_launch=True,
     )
 
 
@@ -235,14 +185,20 @@ def _fit(profile: Profile, match: HostMatch) -> str:
 
 
 def _match_warnings(profile: Profile, match: HostMatch) -> list[str]:
+    warnings = []
+    if doubt := source_doubt(profile.source):
+        warnings.append(f"profile {profile.name} was {doubt.words}: used because of --any-host")
     if profile.fingerprint is None:
-        return [f"profile {profile.name} was made for no particular host: not verified on this one"]
+        reason = "was made for no particular host: not verified on this one"
+        return [*warnings, f"profile {profile.name} {reason}"]
     if match.kind is MatchKind.IDENTICAL:
-        return []
+        return warnings
     if match.kind is MatchKind.EQUIVALENT:
-        return [f"profile {profile.name} was not verified on this very host: {match.reason}"]
+        reason = f"was not verified on this very host: {match.reason}"
+        return [*warnings, f"profile {profile.name} {reason}"]
     made = "was made for another kind of host" if match.kind else "is not known to fit"
-    return [f"profile {profile.name} {made}, used because of --any-host: {match.reason}"]
+    reason = f"{made}, used because of --any-host: {match.reason}"
+    return [*warnings, f"profile {profile.name} {reason}"]
 
 
 def _path_warnings(path: PathVerdict) -> list[str]:
@@ -253,7 +209,7 @@ def _path_warnings(path: PathVerdict) -> list[str]:
     return [f"NCCL {certainty} carry this launch's verify all-reduces: {path.reason}{advice}"]
 
 
-def _has_full_nvlink(here: Fingerprint | None) -> bool | None:
+def has_full_nvlink(here: Fingerprint | None) -> bool | None:
     """Tell whether NVLink joins every two GPUs; None where some link is not known."""
     if here is None:
         return None

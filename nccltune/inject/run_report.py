@@ -40,7 +40,7 @@ def write_report(path: Path, decision: Decision, *, is_refused: bool) -> None:
         FileError: it cannot be written.
     """
     # Loaded here, for a launch that reports to nobody should not wait for it.
-    from nccltune.atomic import write_atomic
+    from nccltune.atomic import write_output
 
     code = ExitCode.NO if is_refused else ExitCode.DONE
     errors = [{"code": "no_profile", "message": decision.reason}] if is_refused else []
@@ -53,7 +53,7 @@ def write_report(path: Path, decision: Decision, *, is_refused: bool) -> None:
         "warnings": list(decision.warnings),
         "errors": errors,
     }
-    write_atomic(path, json.dumps(envelope) + "\n")
+    write_output(path, json.dumps(envelope) + "\n")
 
 
 def decision_data(decision: Decision) -> Mapping[str, object]:
@@ -73,12 +73,5 @@ def decision_data(decision: Decision) -> Mapping[str, object]:
             for name, value, reason in decision.overwritten_by_sglang
         ],
         "removed": list(decision.removed),
-        "all_reduce_path": None
-        if path is None
-        else {
-            "path": str(path.path),
-            "is_nccl": path.is_nccl,
-            "reason": path.reason,
-            "fix": path.fix,
-        },
+        "all_reduce_path": None if path is None else path.to_json(),
     }

@@ -48,6 +48,10 @@ the command cannot be run, 127 if it is not found.
 """
 
 _POLICIES = ("eagle3", "speculative", "all")
+_HANDING_DOWN = ("sh", "bash", "dash", "ksh", "zsh", "systemd")
+_MARKER, _NOTHING_APPLIED = "NCCLTUNE_APPLIED", "none:"
+"""As ``nccltune.inject.marker`` has them, which is loaded in a child alone."""
+
 _COERCED_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
 
 
@@ -96,7 +100,8 @@ def _run(arguments: Sequence[str]) -> int:
     problem = _become(program, options.command, tuned)
     if problem.errno == errno.E2BIG and not options.is_required:
         _say("warning: there is no room for the profile: the command starts WITHOUT it")
-        problem = _become(program, options.command, environ)
+        for less in ({**environ, _MARKER: _NOTHING_APPLIED}, environ):
+            problem = _become(program, options.command, less)
     _say(f"{options.command[0]}: {os.strerror(problem.errno or 0).lower()}")
     return EXIT_NOT_FOUND if problem.errno == errno.ENOENT else EXIT_CANNOT_RUN
 
@@ -224,7 +229,8 @@ def _look_up(options: Options, environ: dict[str, str], gpus: Errand) -> dict[st
     from nccltune.inject.decision import apply, decide
     from nccltune.inject.driver_answer import driver_answer
     from nccltune.inject.run_report import describe, write_report
-    from nccltune.store import Launches, append_launch_record
+    from nccltune.live.launch_inbox import put_on_record
+    from nccltune.store import Launches
 
     # The child's parent is the process that becomes the command.
     decision, record = decide(
@@ -245,7 +251,7 @@ def _look_up(options: Options, environ: dict[str, str], gpus: Errand) -> dict[st
             _say(f"warning: {error}")
     if not is_refused:
         try:
-            append_launch_record(record)
+            put_on_record(record, environ)
         except Exception as error:  # noqa: BLE001 - the launch goes on
             _say(f"warning: this launch is not on record: {error}")
     return {"environ": apply(environ, decision), "has_profile": decision.is_applied}
@@ -254,8 +260,10 @@ def _look_up(options: Options, environ: dict[str, str], gpus: Errand) -> dict[st
 def _become(program: str, command: Sequence[str], environ: Mapping[str, str]) -> OSError:
     """Replace this process by the command; returns why, where that cannot be done."""
     # Python ignores these for itself, and a command would inherit that.
+    handed_down = _handed_down()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
+        is_ignored = handed_down >> (number - 1) & 1
+        signal.signal(number, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
     try:
         os.execve(program, list(command), environ)  # noqa: S606 - what the operator asked for
     except OSError as error:
@@ -266,6 +274,20 @@ def _become(program: str, command: Sequence[str], environ: Mapping[str, str]) ->
         os.execve("/bin/sh", ["/bin/sh", program, *command[1:]], environ)  # noqa: S606
     except OSError as error:
         return error
+
+
+def _handed_down() -> int:
+    """Return which signals we were started to ignore, as the kernel's bit mask, if that shows.
+
+    What Python ignores for itself hides it. A shell and systemd hand down what they ignore, and
+    show it; of other programs nobody knows.
+    """
+    try:
+        rows = Path(f"/proc/{os.getppid()}/status").read_text(errors="replace").splitlines()
+        facts = dict(row.split(":", 1) for row in rows)
+        return int(facts["SigIgn"], 16) if facts["Name"].strip() in _HANDING_DOWN else 0
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _hold_standard_streams() -> None:

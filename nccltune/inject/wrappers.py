@@ -2,37 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 
-from nccltune.sglang.argv import split_launch
+from nccltune.sglang.argv import env_effects, split_launch
 
 _OWN_ENVIRONMENT = frozenset({"sudo", "su", "doas", "runuser", "ssh", "srun", "docker", "podman"})
-_EMPTY_ENVIRONMENT = frozenset({"-", "-i", "--ignore-environment"})
 
 
-def lost_on_the_way(argv: Sequence[str], names: Mapping[str, str]) -> Iterator[str]:
-    """Warn of words that keep variables from SGLang, one line each.
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What becomes of an environment between us and SGLang.
 
-    Args:
-        argv: an SGLang launch as typed.
-        names: variables that it is given.
+    Attributes:
+        emptied_by: the word of ``env`` that keeps all of it out; empty where none does.
+        unset: variables that ``env`` takes out.
+        strangers: programs that may start the server in an environment of their own.
     """
-    if not names:
-        return
-    start, _tokens = split_launch(tuple(argv))
-    is_in_env = False
-    words = iter(argv[:start])
-    for word in words:
-        name = PurePath(word).name
-        if is_in_env and word in _EMPTY_ENVIRONMENT:
-            yield f"env {word} in the command keeps the whole profile from the server"
-        elif is_in_env and word.startswith(("-u", "--unset")):
-            unset = word.removeprefix("--unset").removeprefix("-u").removeprefix("=")
-            unset = unset or next(words, "")
-            if unset in names:
-                yield f"env -u {unset} in the command takes it out again"
-        elif name in _OWN_ENVIRONMENT:
-            yield f"{name} may start the server in an environment of its own; see nccltune status"
-        if not is_in_env or not (word.startswith("-") or "=" in word):
-            is_in_env = name == "env"
+
+    emptied_by: str
+    unset: frozenset[str]
+    strangers: tuple[str, ...]
+
+    @classmethod
+    def of(cls, argv: Sequence[str]) -> Way:
+        """Read the words in front of an SGLang launch, as typed."""
+        start, _tokens = split_launch(tuple(argv))
+        effects = env_effects(argv[:start])
+        names = (PurePath(word).name for word in argv[:start])
+        strangers = tuple(dict.fromkeys(name for name in names if name in _OWN_ENVIRONMENT))
+        return cls(effects.emptied_by, effects.unset, strangers)
+
+    def arriving(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return what is left of an environment when SGLang gets it."""
+        if self.emptied_by:
+            return {}
+        return {name: value for name, value in environ.items() if name not in self.unset}
+
+    def losses(self, names: Collection[str]) -> tuple[str, ...]:
+        """Say what keeps variables of ours from SGLang, one line each; nothing where none is lost.
+
+        Args:
+            names: variables that it would be given.
+        """
+        if not names:
+            return ()
+        if self.emptied_by:
+            return (
+                f"env {self.emptied_by} in the command keeps the whole profile from the server",
+            )
+        lost = sorted(self.unset & set(names))
+        return tuple(f"env -u {name} in the command takes it out again" for name in lost)
+
+    def doubts(self) -> tuple[str, ...]:
+        """Say what may keep variables from SGLang, one line each."""
+        return tuple(
+            f"{name} may start the server in an environment of its own; see nccltune status"
+            for name in self.strangers
+        )

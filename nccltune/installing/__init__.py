@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nccltune.installing.hook import Interpreter, find_interpreters, hook_files, read_interpreter
-from nccltune.installing.plan import Places, Request, plan_install, plan_uninstall
+from nccltune.installing.places import Places
+from nccltune.installing.plan import Request, plan_install, plan_uninstall
 from nccltune.installing.steps import Action, Plan, Step, carry_out
 
 __all__ = [

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from nccltune.doctor.containers import find_gpu_containers, has_device_links, has_systemd
-from nccltune.errors import FileError, HostError
-from nccltune.installing import hook, units
+from nccltune.doctor.containers import has_systemd
+from nccltune.errors import HostError
+from nccltune.installing import hook, units, wrapped
+from nccltune.installing.follow_up import (
+    commands_after_install,
+    commands_after_uninstall,
+    unit_warnings,
+    user_warnings,
+)
+from nccltune.installing.places import Places, find_program_dir, is_shipped_as, shipped_unit
+from nccltune.installing.start_check import problem_for
 from nccltune.installing.steps import (
-    MANIFEST_NAME,
+    PROGRAM_MODE,
     Action,
     Plan,
     Step,
@@ -22,47 +28,8 @@ from nccltune.installing.steps import (
     remove_step,
     write_step,
 )
-from nccltune.paths import shipped_profiles_dir, state_dir
 
-SERVICE = "nccltuned.service"
-UNIT_FOLDERS = tuple(
-    Path(folder)
-    for folder in (
-        "/etc/systemd/system",
-        "/run/systemd/system",
-        "/usr/local/lib/systemd/system",
-        "/usr/lib/systemd/system",
-        "/lib/systemd/system",
-    )
-)
 _LINK_FOLDERS = ("*.wants", "*.requires")
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where things are on this host; other ones in tests.
-
-    Attributes:
-        unit_folders: where systemd looks for units; ours go into the first.
-        program_dir: where ``nccltune`` and ``nccltuned`` are.
-    """
-
-    unit_folders: tuple[Path, ...] = UNIT_FOLDERS
-    shipped_dir: Path = field(default_factory=lambda: shipped_profiles_dir().parent)
-    state_dir: Path = field(default_factory=state_dir)
-    program_dir: Path | None = None
-    proc_root: Path = Path("/proc")
-    dev_root: Path = Path("/dev")
-
-    @property
-    def unit_dir(self) -> Path:
-        """Where units are put."""
-        return self.unit_folders[0]
-
-    @property
-    def manifest_path(self) -> Path:
-        """The list of what is installed."""
-        return self.state_dir / MANIFEST_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +57,11 @@ def plan_install(request: Request, places: Places) -> Plan:
     """
     installed = read_manifest(places.manifest_path)
     interpreters = [hook.read_interpreter(path) for path in request.pythons]
+    wants_units = _wants_units(request, places)
+    names = request.wrapped_units if wants_units else ()
+    wraps = [wrapped.read_unit(name, places.unit_folders) for name in names]
     steps = [
-        *(_unit_steps(request, places, installed) if _wants_units(request, places) else ()),
+        *(_unit_steps(wraps, places, installed) if wants_units else ()),
         *(step for each in interpreters for step in _hook_steps(each, places, installed)),
     ]
     warnings = [
@@ -104,9 +74,9 @@ def plan_install(request: Request, places: Places) -> Plan:
     return Plan(
         steps=tuple(steps),
         manifest_path=places.manifest_path,
-        commands=tuple(_commands_after_install(steps, places)),
+        commands=tuple(commands_after_install(steps, places)),
         compiled=tuple((each.path, each.packages / hook.PACKAGE) for each in interpreters),
-        warnings=(*warnings, *_unit_warnings(steps, places)),
+        warnings=(*warnings, *user_warnings(wraps, places), *unit_warnings(steps, places)),
         manifest={
             path: known
             for path, known in {**installed, **written}.items()
@@ -137,8 +107,8 @@ def plan_uninstall(request: Request, places: Places) -> Plan:
     return Plan(
         steps=tuple(steps),
         manifest_path=places.manifest_path,
-        commands=tuple(_commands_after_uninstall(steps, places)),
-        warnings=tuple(_unit_warnings(steps, places)),
+        commands=tuple(commands_after_uninstall(steps, places)),
+        warnings=tuple(unit_warnings(steps, places)),
         manifest={path: known for path, known in installed.items() if path in kept},
     )
 
@@ -149,62 +119,32 @@ def _wants_units(request: Request, places: Places) -> bool:
     return bool(request.wrapped_units) or (os.geteuid() == 0 and has_systemd(places.proc_root))
 
 
-def _unit_steps(request: Request, places: Places, installed: dict[str, str]) -> Iterator[Step]:
-    programs = _program_dir(places)
-    for name in units.UNIT_NAMES:
-        yield _unit_step(places.unit_dir / name, name, programs, places, installed)
-    for given in request.wrapped_units:
-        name = units.unit_name(given)
-        shipped = _shipped_unit(units.DROPIN_SOURCE, places)
-        text = units.dropin_text(name, places.unit_folders, shipped, programs)
-        path = places.unit_dir / f"{name}.d" / units.DROPIN_NAME
-        yield write_step(path, text, installed, is_ours=_is_shipped_as(path, shipped))
-
-
-def _unit_step(
-    path: Path, name: str, programs: Path, places: Places, installed: dict[str, str]
-) -> Step:
-    shipped = _shipped_unit(name, places)
-    text = units.render_unit(shipped, programs)
-    return write_step(path, text, installed, is_ours=_is_shipped_as(path, shipped))
-
-
-def _shipped_unit(name: str, places: Places) -> str:
-    path = places.shipped_dir / "systemd" / name
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
+def _unit_steps(
+    wraps: Sequence[wrapped.WrappedUnit], places: Places, installed: dict[str, str]
+) -> Iterator[Step]:
+    """Yield what units come to; the script that they all start with comes first."""
+    if problem := problem_for("", places.python):
         raise HostError(
-            f"{path}: a unit that nccltune ships is not there ({error.strerror}); "
-            "install nccltune anew",
-            code="no_units",
-        ) from None
-
-
-def _is_shipped_as(path: Path, shipped: str) -> bool:
-    try:
-        return units.is_of_ours(path.read_text(encoding="utf-8", errors="replace"), shipped)
-    except OSError:
-        return False
-
-
-def _program_dir(places: Places) -> Path:
-    """Return the folder of both programs.
-
-    Raises:
-        HostError: they are not together, so that no unit could start them.
-    """
-    found = shutil.which("nccltune")
-    candidates = [places.program_dir, Path(sysconfig.get_path("scripts"))]
-    candidates += [Path(found).parent] if found else []
-    for folder in filter(None, candidates):
-        if all((folder / name).is_file() for name in ("nccltune", "nccltuned")):
-            return folder.absolute()
-    raise HostError(
-        "the programs nccltune and nccltuned are not in one folder, and units need both: install "
-        "nccltune with pip, as root",
-        code="no_programs",
+            f"servers could not be started under nccltune: {problem}; install nccltune with pip, "
+            "as root, outside of home folders",
+            code="no_programs",
+        )
+    paths = units.UnitPaths(
+        find_program_dir(places), places.state_dir, places.start_path, places.python
     )
+
+    def step(path: Path, text: str, shipped: str, **options: int) -> Step:
+        return write_step(path, text, installed, is_ours=is_shipped_as(path, shipped), **options)
+
+    shipped = shipped_unit(units.START_NAME, places)
+    yield step(places.start_path, shipped, shipped, mode=PROGRAM_MODE)
+    for name in units.UNIT_NAMES:
+        shipped = shipped_unit(name, places)
+        yield step(places.unit_dir / name, units.render_unit(shipped, paths), shipped)
+    shipped = shipped_unit(wrapped.DROPIN_SOURCE, places)
+    for unit in wraps:
+        path = places.unit_dir / f"{unit.name}.d" / wrapped.DROPIN_NAME
+        yield step(path, wrapped.dropin_text(unit, shipped, paths), shipped)
 
 
 def _hook_steps(
@@ -225,12 +165,12 @@ def _our_units(places: Places, installed: dict[str, str]) -> Iterator[Path]:
     for name in units.UNIT_NAMES:
         path = places.unit_dir / name
         if path.is_file() and (
-            str(path) in installed or _is_shipped_as(path, _shipped_unit(name, places))
+            str(path) in installed or is_shipped_as(path, shipped_unit(name, places))
         ):
             yield path
-    shipped = _shipped_unit(units.DROPIN_SOURCE, places)
-    for path in sorted(places.unit_dir.glob(f"*.d/{units.DROPIN_NAME}")):
-        if str(path) in installed or _is_shipped_as(path, shipped):
+    shipped = shipped_unit(wrapped.DROPIN_SOURCE, places)
+    for path in sorted(places.unit_dir.glob(f"*.d/{wrapped.DROPIN_NAME}")):
+        if str(path) in installed or is_shipped_as(path, shipped):
             yield path
 
 
@@ -251,59 +191,3 @@ def _is_entry_point(path: Path) -> bool:
 
 def _is_below(path: str, gone: set[str]) -> bool:
     return any(path == each or path.startswith(f"{each}/") for each in gone)
-
-
-def _changed_units(steps: list[Step], places: Places) -> list[Step]:
-    return [s for s in steps if s.is_change and s.path.is_relative_to(places.unit_dir)]
-
-
-def _needs_reload(steps: list[Step], places: Places) -> bool:
-    """Whether systemd may know another version: a unit that is new it reads by itself."""
-    return any(
-        step.action is not Action.CREATE or step.path.name == units.DROPIN_NAME
-        for step in _changed_units(steps, places)
-    )
-
-
-def _commands_after_install(steps: list[Step], places: Places) -> Iterator[str]:
-    if not _changed_units(steps, places):
-        return
-    if _needs_reload(steps, places):
-        yield "systemctl daemon-reload"
-    # Plain "enable" would reload systemd behind the operator's back.
-    yield f"systemctl enable --no-reload {SERVICE}"
-    yield f"systemctl restart {SERVICE}"
-
-
-def _commands_after_uninstall(steps: list[Step], places: Places) -> Iterator[str]:
-    changed = [step.path.name for step in _changed_units(steps, places)]
-    if SERVICE in changed:
-        yield f"systemctl stop {SERVICE}"
-    if changed:
-        yield "systemctl daemon-reload"
-
-
-def _unit_warnings(steps: list[Step], places: Places) -> Iterator[str]:
-    for step in steps:
-        if step.action is Action.KEEP:
-            yield (
-                f"{step.path} was changed since it was installed, and stays as it is; "
-                "for changes there is 'systemctl edit'"
-            )
-    if not _changed_units(steps, places) or has_device_links(places.dev_root):
-        return
-    is_reloading = _needs_reload(steps, places)
-    containers = find_gpu_containers(places.proc_root) if is_reloading else ()
-    if containers:
-        shown = ", ".join(f"{each.engine} {each.id}" for each in containers[:4])
-        yield (
-            f"GPU containers run under systemd's control ({shown}): 'systemctl daemon-reload' "
-            "takes their GPUs away until they are restarted; reload when they are stopped, or "
-            "first run nvidia-ctk system create-dev-char-symlinks --create-all"
-        )
-    try:
-        owner = _program_dir(places).stat().st_uid
-    except (HostError, FileError, OSError):
-        return
-    if owner != 0 and places.unit_dir == UNIT_FOLDERS[0]:
-        yield f"the units start programs of user {owner} as root; install nccltune as root instead"

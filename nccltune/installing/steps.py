@@ -23,6 +23,8 @@ from nccltune.jsontext import parse_json
 
 SCHEMA = "nccltune.installed/1"
 MANIFEST_NAME = "installed.json"
+FILE_MODE = 0o644
+PROGRAM_MODE = 0o755
 
 _COMPILE_TIMEOUT_S = 60.0
 
@@ -44,11 +46,13 @@ class Step:
 
     Attributes:
         text: what the file will hold; empty where it is removed.
+        mode: of the file.
     """
 
     action: Action
     path: Path
     text: str = ""
+    mode: int = FILE_MODE
 
     @property
     def is_change(self) -> bool:
@@ -103,7 +107,14 @@ def read_manifest(path: Path) -> dict[str, str]:
     return dict(files)
 
 
-def write_step(path: Path, text: str, installed: Mapping[str, str], *, is_ours: bool) -> Step:
+def write_step(
+    path: Path,
+    text: str,
+    installed: Mapping[str, str],
+    *,
+    is_ours: bool,
+    mode: int = FILE_MODE,
+) -> Step:
     """Plan to have a file with this text.
 
     Args:
@@ -111,20 +122,22 @@ def write_step(path: Path, text: str, installed: Mapping[str, str], *, is_ours: 
         text: what it will hold.
         installed: the manifest.
         is_ours: whether what is there, if anything, can be told to be ours by its content.
+        mode: of the file.
 
     Raises:
         FileError: something of somebody else's is there.
     """
     there = _read(path)
     if there is None:
-        return Step(Action.CREATE, path, text)
+        return Step(Action.CREATE, path, text, mode)
     if there == text:
-        return Step(Action.UNCHANGED, path, text)
+        is_whole = mode != PROGRAM_MODE or os.access(path, os.X_OK)
+        return Step(Action.UNCHANGED if is_whole else Action.REPLACE, path, text, mode)
     if str(path) in installed:
         is_as_left = digest(there) == installed[str(path)]
-        return Step(Action.REPLACE if is_as_left else Action.KEEP, path, text)
+        return Step(Action.REPLACE if is_as_left else Action.KEEP, path, text, mode)
     if is_ours:
-        return Step(Action.REPLACE, path, text)
+        return Step(Action.REPLACE, path, text, mode)
     raise FileError(path, "is there and not of nccltune; move it away first", code="not_ours")
 
 
@@ -152,7 +165,7 @@ def carry_out(plan: Plan) -> None:
     for step in plan.steps:
         if step.action in (Action.CREATE, Action.REPLACE):
             make_dir(step.path.parent)
-            write_atomic(step.path, step.text)
+            write_atomic(step.path, step.text, step.mode)
         elif step.action is Action.REMOVE:
             _remove(step.path)
     for interpreter, package in plan.compiled:

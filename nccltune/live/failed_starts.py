@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from nccltune.sglang.failures import Failure, FailureKind, FailureWatch, is_nccl_stall
+from nccltune.sglang.failures import FailureKind, FailureWatch, is_nccl_stall
 from nccltune.sglang.log_stages import STAGE_WORDS, LogReader, Mark, Stage
 
 
@@ -52,6 +52,10 @@ class Start:
         digest: of that profile's settings; None for none.
         detail: the telling line of its log.
         is_spent: a roll-back has been decided with it.
+        uid: of its user; None where that is not known.
+        is_trusted: it may speak for or against a profile. Anybody can start something that looks
+            like a server and dies.
+        generation: of the store's state when it began; 0 if unknown.
     """
 
     boot_id: str
@@ -64,6 +68,9 @@ class Start:
     ending: Ending
     detail: str = ""
     is_spent: bool = False
+    uid: int | None = None
+    is_trusted: bool = True
+    generation: int = 0
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -72,28 +79,53 @@ class Start:
 
 
 def failures_against(
-    starts: Sequence[Start], digest: str, *, activated_at: str = ""
+    starts: Sequence[Start], digest: str, *, activated_at: str = "", generation: int = 0
 ) -> tuple[Start, ...]:
     """Return the starts that speak against a profile, the oldest first.
 
-    A start that came up under the profile clears what the same command did before. A failure in
-    NCCL does not count where the command fails without the profile as well; an unclear one only
-    counts where the command starts without it.
+    Starts that are not to be trusted speak neither for it nor against it. A start that came up
+    under the profile clears what the same command did before. A failure in NCCL does not count
+    where the command fails without the profile as well; an unclear one only counts where the
+    command starts without it.
 
     Args:
         starts: in the order in which they ended.
         digest: of the profile.
         activated_at: when it was activated last; what was before that does not count.
+        generation: of the state since then, which goes before the time of day.
     """
+    trusted = [start for start in starts if start.is_trusted]
     counted: dict[str, list[int]] = {}
-    for idx, start in enumerate(starts):
-        if start.digest != digest or start.is_spent or is_before(start.launched_at, activated_at):
+    for idx, start in enumerate(trusted):
+        is_over = start.is_spent or _is_earlier(start, activated_at, generation)
+        if start.digest != digest or is_over:
             continue
         if start.ending is Ending.READY:
             counted.pop(start.command_digest, None)
-        elif _speaks_against(start.ending, _bare_ending(starts, start.command_digest)):
+        elif _speaks_against(start.ending, _bare_ending(trusted, start.command_digest)):
             counted.setdefault(start.command_digest, []).append(idx)
-    return tuple(starts[idx] for idx in sorted(i for each in counted.values() for i in each))
+    return tuple(trusted[idx] for idx in sorted(i for each in counted.values() for i in each))
+
+
+def uncounted_failures(
+    starts: Iterable[Start], digest: str, *, generation: int = 0
+) -> tuple[Start, ...]:
+    """Return failures under a profile that do not count because of whose they are."""
+    return tuple(
+        start
+        for start in starts
+        if not start.is_trusted
+        and start.digest == digest
+        and start.ending in _FAILURES
+        and start.generation == generation
+    )
+
+
+def _is_earlier(start: Start, activated_at: str, generation: int) -> bool:
+    """Whether a start belongs to an earlier activation, by the time of day only where need be."""
+    if start.generation and generation:
+        return start.generation != generation
+    return is_before(start.launched_at, activated_at)
 
 
 def _speaks_against(ending: Ending, bare: Ending | None) -> bool:
@@ -135,15 +167,10 @@ _ENDINGS = {
     FailureKind.USAGE: Ending.USAGE,
     FailureKind.PORT: Ending.PORT,
     FailureKind.MEMORY: Ending.MEMORY,
+    FailureKind.KILLED: Ending.MEMORY,
     FailureKind.NCCL: Ending.NCCL,
     FailureKind.UNKNOWN: Ending.UNKNOWN,
 }
-# A rank killed by somebody else: by the kernel when memory ends, as SGLang itself remarks.
-_KILLED = re.compile(r"exit code:? -9\b")
-# An integer divided by zero, which is what a buffer of a few bytes makes of NCCL's chunks.
-_DIVIDED_BY_ZERO = re.compile(r"exit code:? -8\b|Floating point exception")
-_CRASH = "Fatal Python error:"
-_NCCL_FRAME = re.compile(r"pynccl|distributed_c10d|libnccl")
 _STOPPED = re.compile(r"SIGTERM received|KeyboardInterrupt|^nccltune: .*\bstopped by SIG")
 _SERVER_ARGS = "server_args="
 _NCCL_STAGES = "|".join(re.escape(STAGE_WORDS[each]) for each in Stage if is_nccl_stall(each))
@@ -165,7 +192,6 @@ def read_log(text: str, *, is_sure: bool = True) -> LogReading:
     """
     watch = FailureWatch()
     ranks_in_init: set[str] = set()
-    crash = ""
     is_begun = False
     reader = LogReader()
     for line in (*reader.feed(text.encode()), *reader.finish()):
@@ -183,26 +209,11 @@ def read_log(text: str, *, is_sure: bool = True) -> LogReading:
             # Begun twice where there is a draft model, and ended as often.
             change = ranks_in_init.add if line.event.mark is Mark.BEGIN else ranks_in_init.discard
             change(line.rank)
-        if crash and _NCCL_FRAME.search(line.text):
-            return LogReading(Ending.NCCL, crash)
-        crash = crash or (_shown(line.text) if _CRASH in line.text else "")
         watch.take(line.text)
-    return _explained(watch.explain(), crash, is_in_init=is_sure and bool(ranks_in_init))
-
-
-def _explained(failure: Failure, crash: str, *, is_in_init: bool) -> LogReading:
-    """Turn the cause that was found into an ending."""
-    ending = _ENDINGS.get(failure.kind, Ending.FAILED)
-    detail = _shown(failure.line)
-    if ending is Ending.FAILED and _DIVIDED_BY_ZERO.search(failure.line):
-        ending = Ending.NCCL
-    elif ending is Ending.FAILED and _KILLED.search(failure.line):
-        ending = Ending.MEMORY
-    elif ending is Ending.UNKNOWN and crash:
-        ending, detail = Ending.FAILED, crash
-    elif ending is Ending.UNKNOWN and is_in_init:
-        ending, detail = Ending.NCCL, "ended while its communicators were being set up"
-    return LogReading(ending, detail)
+    failure = watch.explain()
+    if failure.kind is FailureKind.UNKNOWN and is_sure and ranks_in_init:
+        return LogReading(Ending.NCCL, "ended while its communicators were being set up")
+    return LogReading(_ENDINGS.get(failure.kind, Ending.FAILED), _shown(failure.line))
 
 
 def _shown(line: str) -> str:

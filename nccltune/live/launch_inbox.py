@@ -1,25 +1,25 @@
 """Puts a launch on record, through ``nccltuned`` where the store belongs to somebody else.
 
 A server often runs as a user of its own, and the store is root's. What the service is told this
-way it checks against the process that it is about.
+way it checks against the process that it is about, which has to be there.
 """
 
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 
 from nccltune.errors import FileError
-from nccltune.live.published import RUN_DIR_VARIABLE, SYSTEM_RUN_DIR
 from nccltune.store import LaunchRecord, append_launch_record
 
 INBOX_NAME = "launches.sock"
-MAX_MESSAGE_BYTES = 16 * 1024
-_SEND_TIMEOUT_S = 1.0
-_MAX_TEXT_CHARS = 4096
+MAX_MESSAGE_BYTES = 2048
+_SEND_TIMEOUT_S = 0.2
+"""A launch waits for it."""
+
+_SHORT_CHARS = 200
 _TEXTS = ("route", "boot_id", "launched_at", "command_digest")
 _OPTIONAL_TEXTS = ("profile_name", "digest")
 _NUMBERS = ("pid", "started_ticks")
@@ -44,6 +44,11 @@ def put_on_record(record: LaunchRecord, environ: Mapping[str, str]) -> None:
 
 
 def _send(record: LaunchRecord, environ: Mapping[str, str]) -> bool:
+    # Loaded here, for a launch hardly ever needs them and waits for them.
+    import socket
+
+    from nccltune.live.published import RUN_DIR_VARIABLE, SYSTEM_RUN_DIR
+
     given = environ.get(RUN_DIR_VARIABLE, "")
     folder = Path(given) if given.startswith("/") else SYSTEM_RUN_DIR
     message = format_message(record)
@@ -52,7 +57,9 @@ def _send(record: LaunchRecord, environ: Mapping[str, str]) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
         sender.settimeout(_SEND_TIMEOUT_S)
         try:
-            sender.sendto(message, str(folder / INBOX_NAME))
+            # Unconnected, a wait for room in a full queue would spin.
+            sender.connect(str(folder / INBOX_NAME))
+            sender.send(message)
         except OSError:
             return False
     return True
@@ -61,11 +68,15 @@ def _send(record: LaunchRecord, environ: Mapping[str, str]) -> bool:
 def format_message(record: LaunchRecord) -> bytes | None:
     """Return a record as one datagram; None where it is larger than one may be.
 
-    The operator's own values are left out: they may be anything, and their names are enough.
+    The operator's own values are left out: they may be anything, and their names are enough. Words
+    for people are left out where there is no room for them.
     """
     data = asdict(record) | {"kept": dict.fromkeys(record.kept, "")}
-    message = json.dumps(data, separators=(",", ":")).encode()
-    return message if len(message) <= MAX_MESSAGE_BYTES else None
+    for left_out in ({}, {"reason": record.reason[:_SHORT_CHARS]}, {"reason": "", "kept": {}}):
+        message = json.dumps(data | left_out, separators=(",", ":")).encode()
+        if len(message) <= MAX_MESSAGE_BYTES:
+            return message
+    return None
 
 
 def parse_message(message: bytes) -> LaunchRecord | None:
@@ -76,7 +87,8 @@ def parse_message(message: bytes) -> LaunchRecord | None:
         return None
     if not isinstance(data, dict) or not _is_well_formed(data):
         return None
-    names = {each.name for each in fields(LaunchRecord)}
+    # Whose launch it is, and what the store was then, is not the sender's to say.
+    names = {each.name for each in fields(LaunchRecord)} - {"uid", "generation"}
     return LaunchRecord(**{name: value for name, value in data.items() if name in names})
 
 
@@ -87,7 +99,7 @@ def _is_well_formed(data: Mapping[str, object]) -> bool:
     numbers = [data.get(name) for name in _NUMBERS]
     mappings = [data.get(name, {}) for name in _MAPPINGS]
     return (
-        all(isinstance(text, str) and len(text) <= _MAX_TEXT_CHARS for text in texts)
+        all(isinstance(text, str) for text in texts)
         and all(name in data for name in _OPTIONAL_TEXTS)
         and all(type(number) is int and number >= 0 for number in numbers)
         and all(_is_text_mapping(mapping) for mapping in mappings)

@@ -7,24 +7,29 @@ answer is None, never a guess.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
-PROC_ROOT = Path("/proc")
+from nccltune.live.procfs import PROC_ROOT, read_stat
+
+ANY_ADDRESS = {4: ip_address("0.0.0.0"), 6: ip_address("::")}  # noqa: S104 - compared with
 _LISTEN = "0A"
+_SOCKET = "socket:["
+_MAX_TABLE_BYTES = 8 * 2**20
 
 
 def listens(pids: Iterable[int], port: int, root: Path = PROC_ROOT) -> bool | None:
     """Tell whether one of these processes listens on a port."""
-    sockets = {f"socket:[{inode}]" for inode in _listening(port, root)}
-    if not sockets:
+    listening = frozenset(listening_sockets(root / "net", port))
+    if not listening:
         return None
     is_hidden = False
     for pid in pids:
         try:
-            with os.scandir(root / str(pid) / "fd") as entries:
-                if any(_target(entry.path) in sockets for entry in entries):
-                    return True
+            if not listening.isdisjoint(sockets_of(pid, root)):
+                return True
         except PermissionError:
             is_hidden = True
         except OSError:
@@ -37,41 +42,76 @@ def descendants(pid: int, root: Path = PROC_ROOT) -> list[int]:
     children: dict[int, list[int]] = {}
     with os.scandir(root) as entries:
         for number in (int(entry.name) for entry in entries if entry.name.isdecimal()):
-            if (parent := _parent(number, root)) is not None:
-                children.setdefault(parent, []).append(number)
+            if (fields := read_stat(number, root)) is not None:
+                children.setdefault(int(fields[1]), []).append(number)
     found = list(children.get(pid, ()))
     for child in found:
         found.extend(children.get(child, ()))
     return found
 
 
-def _parent(pid: int, root: Path) -> int | None:
-    """Return the parent of a process that still runs; None for one that waits to be fetched."""
-    try:
-        stat = (root / str(pid) / "stat").read_bytes()
-    except OSError:
-        return None
-    # The name in brackets may hold anything.
-    fields = stat[stat.rfind(b")") + 2 :].split()
-    return None if len(fields) < 2 or fields[0] in (b"Z", b"X") else int(fields[1])
+def sockets_of(pid: int, root: Path = PROC_ROOT) -> frozenset[str]:
+    """Return the inodes of a process's sockets.
+
+    Raises:
+        PermissionError: one may not look into it.
+        OSError: it has ended.
+    """
+    found = set()
+    with os.scandir(root / str(pid) / "fd") as entries:
+        for entry in entries:
+            try:
+                target = os.readlink(entry.path)  # noqa: PTH115 - the target is no path
+            except FileNotFoundError:
+                continue
+            if target.startswith(_SOCKET):
+                found.add(target.removeprefix(_SOCKET).removesuffix("]"))
+    return frozenset(found)
 
 
-def _target(path: str) -> str:
-    try:
-        return os.readlink(path)  # noqa: PTH115 - the target is no path
-    except OSError:
-        return ""
+def listening_sockets(net: Path, port: int) -> Iterator[str]:
+    """Yield the inodes of the sockets that listen on a port.
+
+    Args:
+        net: the kernel's tables of one network namespace.
+        port: the port.
+    """
+    return (inode for _address, inode in _listeners(net, port))
 
 
-def _listening(port: int, root: Path) -> Iterator[str]:
+def sockets_at(address: IPv4Address | IPv6Address, port: int, net: Path) -> frozenset[str]:
+    """Return the inodes of the sockets that take connections to an address.
+
+    Whoever listens on the very address gets them; else whoever listens on all.
+    """
+    listeners = list(_listeners(net, port))
+    exact = frozenset(inode for own, inode in listeners if own == address)
+    # A socket on [::] takes IPv4 too, unless it was told not to, which procfs does not say.
+    same = frozenset(i for own, i in listeners if own == ANY_ADDRESS[address.version])
+    every = frozenset(i for own, i in listeners if own == ANY_ADDRESS[6])
+    return exact or same or every
+
+
+def _listeners(net: Path, port: int) -> Iterator[tuple[IPv4Address | IPv6Address, str]]:
+    suffix = f":{port:04X}"
     for name in ("tcp", "tcp6"):
         try:
-            text = (root / "net" / name).read_text(encoding="ascii")
+            with (net / name).open(encoding="ascii") as table:
+                text = table.read(_MAX_TABLE_BYTES)
         except OSError:
             continue
         for line in text.splitlines()[1:]:
             fields = line.split()
-            if len(fields) < 10 or fields[3] != _LISTEN:
-                continue
-            if int(fields[1].rpartition(":")[2], 16) == port:
-                yield fields[9]
+            if len(fields) > 9 and fields[3] == _LISTEN and fields[1].endswith(suffix):
+                yield _address(fields[1].removesuffix(suffix)), fields[9]
+
+
+def _address(text: str) -> IPv4Address | IPv6Address:
+    """Read an address of the kernel's tables: words of 32 bits in the host's own order."""
+    raw = bytes.fromhex(text)
+    words = [raw[start : start + 4] for start in range(0, len(raw), 4)]
+    if sys.byteorder == "little":
+        words = [word[::-1] for word in words]
+    found = ip_address(b"".join(words))
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return mapped or found

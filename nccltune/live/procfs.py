@@ -6,6 +6,8 @@ Nothing here changes a process. What one may not look at is said to be unreadabl
 from __future__ import annotations
 
 import os
+import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,14 +25,26 @@ SCHEDULER_TITLE = "sglang::scheduler"
 """Beginning of a rank's title (``srt/managers/scheduler.py``, 0.5.10 to 0.5.23)."""
 
 _NAME_MARK = b"sglang"
-_MAX_READ_BYTES = 4 * 2**20
+_MAX_READ_BYTES = 256 * 1024
+"""Of a file of a process, which may be megabytes of what its user likes."""
+
+_MAX_COMMAND_BYTES = 32 * 1024
+"""A command line that is longer is no server's, and is not looked at."""
+
+_MAX_WRAPPER_WORDS = 64
+
+MAX_SERVERS_OF_USER = 64
+MAX_RANKS_OF_SERVER = 64
+"""What is looked at of one user and one server: whoever starts more for fun stops nobody else."""
+
 _INTERPRETER_OPTIONS_WITH_VALUE = frozenset({"-X", "-W"})
-_ZOMBIE_STATES = frozenset("ZX")
+_ZOMBIE_STATES = (b"Z", b"X")
 
 
 class Unreadable(StrEnum):
     """Why an environment cannot be told."""
 
+    LARGE = "its environment is larger than a server's"
     WIPED = "its title overwrote the environment (SPT_NOENV=1 at start prevents that)"
     FORBIDDEN = "this user may not read another user's process"
     GONE = "the process has ended"
@@ -103,20 +117,46 @@ class Server:
 
 def read_process(pid: int, root: Path = PROC_ROOT) -> Process | None:
     """Read one process; None where it has ended, be it as a zombie that nobody has fetched."""
-    stat = _read(pid, "stat", root)
-    if stat is None:
-        return None
-    # The name in brackets may hold anything, blanks and brackets too.
-    fields = stat[stat.rfind(b")") + 2 :].split()
-    if len(fields) < 20 or fields[0].decode() in _ZOMBIE_STATES:
+    fields = read_stat(pid, root)
+    if fields is None:
         return None
     return Process(
         pid=pid,
         parent_pid=int(fields[1]),
         session=int(fields[3]),
         started_ticks=int(fields[19]),
-        argv=_words(_read(pid, "cmdline", root) or b""),
+        argv=_words(_read_command(pid, root)),
     )
+
+
+def read_stat(pid: int, root: Path = PROC_ROOT) -> list[bytes] | None:
+    """Return what ``stat`` says of a process, from its state on; None where it has ended."""
+    text = _read(pid, "stat", root) or b""
+    # The name in brackets may hold anything, blanks and brackets too.
+    fields = text[text.rfind(b")") + 2 :].split()
+    return None if len(fields) < 20 or fields[0] in _ZOMBIE_STATES else fields
+
+
+def read_status(pid: int, root: Path = PROC_ROOT) -> dict[str, str]:
+    """Return the lines of a process's ``status`` by their names; none where it has ended."""
+    text = (_read(pid, "status", root) or b"").decode("utf-8", "replace")
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def user_of(pid: int, root: Path = PROC_ROOT) -> int | None:
+    """Return the user that a process acts for; None where that is not sure, or it has ended.
+
+    A program such as sudo is root's as soon as it runs, and its command line is still the choice
+    of whoever called it.
+    """
+    uids = set(read_status(pid, root).get("Uid", "").split())
+    try:
+        mode = (root / str(pid) / "exe").stat().st_mode
+    except OSError:
+        return None
+    is_lent = bool(mode & (stat.S_ISUID | stat.S_ISGID))
+    return int(uids.pop()) if len(uids) == 1 and not is_lent else None
 
 
 def is_running(process: Process, root: Path = PROC_ROOT) -> bool:
@@ -128,11 +168,14 @@ def is_running(process: Process, root: Path = PROC_ROOT) -> bool:
 def read_environ(process: Process, root: Path = PROC_ROOT) -> EnvironReading:
     """Read the environment that a process was started with, its own changes since not among it."""
     try:
-        content = (root / str(process.pid) / "environ").read_bytes()
+        with (root / str(process.pid) / "environ").open("rb") as file:
+            content = file.read(_MAX_READ_BYTES + 1)
     except PermissionError:
         return EnvironReading(None, Unreadable.FORBIDDEN)
     except OSError:
         return EnvironReading(None, Unreadable.GONE)
+    if len(content) > _MAX_READ_BYTES:
+        return EnvironReading(None, Unreadable.LARGE)
     if not is_running(process, root):
         return EnvironReading(None, Unreadable.GONE)
     values: dict[str, str] = {}
@@ -166,7 +209,7 @@ def is_launch(argv: tuple[str, ...]) -> bool:
     False
     """
     try:
-        start, _ = split_launch(argv)
+        start, _ = split_launch(argv[:_MAX_WRAPPER_WORDS])
     except UsageProblem:
         return False
     if start == 0:
@@ -218,10 +261,23 @@ class ServerScanner:
                 roots[pid] = process
                 ranks.setdefault((pid, process.started_ticks), [])
         servers = [
-            Server(root=roots.get(pid), ranks=_sorted(found), is_launch=pid in launches)
+            Server(
+                root=roots.get(pid),
+                ranks=_sorted(found)[:MAX_RANKS_OF_SERVER],
+                is_launch=pid in launches,
+            )
             for (pid, _), found in ranks.items()
         ]
-        return tuple(sorted(servers, key=lambda server: server.pid))
+        return tuple(sorted(self._not_too_many(servers), key=lambda server: server.pid))
+
+    def _not_too_many(self, servers: Iterable[Server]) -> Iterator[Server]:
+        """Yield the oldest of each user's servers."""
+        counts: Counter[int | None] = Counter()
+        for server in sorted(servers, key=_begun_ticks):
+            uid = read_uid(server.pid, self.root)
+            counts[uid] += 1
+            if counts[uid] <= MAX_SERVERS_OF_USER:
+                yield server
 
     def _named(self) -> Iterator[tuple[int, tuple[str, ...]]]:
         """Yield processes whose command line names SGLang at all."""
@@ -235,7 +291,7 @@ class ServerScanner:
             seen_count = self._seen.get(pid, 0)
             if seen_count >= self.young_scans and not is_full:
                 continue
-            content = _read(pid, "cmdline", self.root) or b""
+            content = _read_command(pid, self.root)
             if _NAME_MARK in content:
                 self._seen.pop(pid, None)
                 yield pid, _words(content)
@@ -258,6 +314,18 @@ def find_servers(root: Path = PROC_ROOT) -> tuple[Server, ...]:
     return ServerScanner(root).scan()
 
 
+def read_uid(pid: int, root: Path = PROC_ROOT) -> int | None:
+    """Return whose process it is; None where it has ended."""
+    try:
+        return (root / str(pid)).stat().st_uid
+    except OSError:
+        return None
+
+
+def _begun_ticks(server: Server) -> int:
+    return (server.root or server.ranks[0].process).started_ticks
+
+
 def _sorted(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
     """Order by name, numbers by their value: ``TP10`` after ``TP9``."""
     return tuple(sorted(ranks, key=lambda rank: (len(rank.name), rank.name, rank.process.pid)))
@@ -271,7 +339,12 @@ def _words(content: bytes) -> tuple[str, ...]:
     return tuple(os.fsdecode(word) for word in words)
 
 
-def _read(pid: int, name: str, root: Path) -> bytes | None:
+def _read_command(pid: int, root: Path) -> bytes:
+    content = _read(pid, "cmdline", root, _MAX_COMMAND_BYTES + 1) or b""
+    return content if len(content) <= _MAX_COMMAND_BYTES else b""
+
+
+def _read(pid: int, name: str, root: Path, limit_bytes: int = _MAX_READ_BYTES) -> bytes | None:
     """Read a small file of a process; None where the process is gone or hidden.
 
     Plain descriptors, because the service does this for every new process of a host.
@@ -282,10 +355,8 @@ def _read(pid: int, name: str, root: Path) -> bytes | None:
         return None
     try:
         content = b""
-        while part := os.read(descriptor, 65536):
+        while part := os.read(descriptor, limit_bytes - len(content)):
             content += part
-            if len(content) >= _MAX_READ_BYTES:
-                break
     except OSError:
         return None
     else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nccltune.host.fingerprint import Fingerprint, MatchKind, compare
 from nccltune.host.match import restricted
 from nccltune.inject.marker import settings_digest
+from nccltune.profile import source_doubt
 
 if TYPE_CHECKING:
     from nccltune.store import ActiveState
@@ -39,6 +40,8 @@ class LiveProfile:
         match: None where it names no host, or nothing could be compared.
         differing: the facts that differ.
         stale: what has changed since it was found, in words.
+        is_insisted_on: a person has activated it for this host all the same, so that launches get
+            it.
         is_host_unknown: it was found on a host, and nothing of this one can be compared with it, so
             that launches do not get it.
         unknown: what could not be compared, in words; empty where all was.
@@ -57,6 +60,7 @@ class LiveProfile:
     match: MatchKind | None = None
     differing: tuple[str, ...] = ()
     stale: tuple[str, ...] = ()
+    is_insisted_on: bool = False
     is_host_unknown: bool = False
     unknown: str = ""
     advice: str = ""
@@ -64,7 +68,8 @@ class LiveProfile:
     @property
     def is_degraded(self) -> bool:
         """Whether launches should get a profile and get none."""
-        return bool(self.problem) or self.match is MatchKind.FOREIGN or self.is_host_unknown
+        is_foreign = self.match is MatchKind.FOREIGN and not self.is_insisted_on
+        return bool(self.problem) or is_foreign or self.is_host_unknown
 
 
 def judge_profile(
@@ -91,6 +96,11 @@ def judge_profile(
     )
     if profile is None:
         return replace(live, advice=_broken_advice(active) if live.problem else "")
+    live = replace(live, is_insisted_on=active.is_insisted_on(here.gpu_uuids if here else ()))
+    doubt = source_doubt(profile.source)
+    if doubt is not None and not live.is_insisted_on:
+        problem = f"it was {doubt.words}, and nobody has activated it here with --any-host"
+        return replace(live, problem=problem, advice=SEARCH_ADVICE)
     if profile.fingerprint is None:
         return replace(live, unknown="it names no host that it was found on")
     try:

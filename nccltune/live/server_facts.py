@@ -1,6 +1,8 @@
 """What can be read of one running server: its environments, launch command, interpreter, record.
 
-A server in a container is read through procfs, as far as its files can be seen from here.
+Its command line and its environment are the choice of its user. Files that they name are read as
+the server sees them, in its container too, with no right that its user lacks; none is run or
+loaded, and none of their text is repeated.
 """
 
 from __future__ import annotations
@@ -8,30 +10,27 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nccltune.errors import NccltuneError
-from nccltune.host.conf_files import (
-    CONF_FILE_VARIABLE,
-    ETC_CONF_PATH,
-    effective_settings,
-    read_conf_files,
-)
+from nccltune.host.conf_files import ETC_CONF_PATH, effective_settings, read_conf_files
 from nccltune.host.server_python import find_python, installed_version, package_dirs
 from nccltune.inject.marker import MARKER, Marker, parse_marker
 from nccltune.live.drift import ConfEntry
+from nccltune.live.process_files import ProcessFiles
 from nccltune.live.procfs import (
     PROC_ROOT,
     EnvironReading,
     Process,
     Server,
     read_environ,
+    read_status,
     started_at_s,
 )
+from nccltune.sglang.argv import split_launch
 from nccltune.sglang.command import LaunchCommand, parse_launch
 
 if TYPE_CHECKING:
@@ -39,7 +38,12 @@ if TYPE_CHECKING:
 
 HIDDEN = "***"
 _SECRET_WORDS = frozenset({"key", "token", "password", "secret"})
-_FILE_FLAGS = frozenset({"--config", "--model-path", "--model"})
+_CONFIG_FLAG = "--config"
+_MAX_CONF_BYTES = 64 * 1024
+_CONFIG_PROBLEM = (
+    "its launch command is not known, for its --config file cannot be read as its user reads it, "
+    "or makes no sense"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +54,13 @@ class ServerFacts:
         launch_environ: what its own process was started with; None where that cannot be read.
         environs: of its ranks, by process id.
         markers: marks of a route of ours, by the process id of a rank; 0 is the server's own.
+        files: as its own process sees them.
         record: of its launch; None where none of ours is there.
-        argv: its launch command, files named so that they can be read from here; empty where its
-            process is gone, or is another program that embeds SGLang.
+        argv: its launch command, with what its ``--config`` file sets in place of that file; empty
+            where it is not known.
+        problem: why it is not.
         command: that command, read; None where it makes no sense.
-        python: its interpreter; None where it cannot be told, or is a container's.
+        python: its interpreter, as it sees it; None where it cannot be told.
         version: of its SGLang.
     """
 
@@ -62,8 +68,10 @@ class ServerFacts:
     launch_environ: Mapping[str, str] | None
     environs: Mapping[int, EnvironReading]
     markers: Mapping[int, Marker]
+    files: ProcessFiles
     record: LaunchRecord | None = None
     argv: tuple[str, ...] = ()
+    problem: str = ""
     command: LaunchCommand | None = None
     python: str | None = None
     version: str | None = None
@@ -94,29 +102,62 @@ def read_facts(
     process = server.root
     own = None if process is None else read_environ(process, root).values
     environs = {rank.process.pid: read_environ(rank.process, root) for rank in server.ranks}
-    argv = _visible(process, root) if process is not None and server.is_launch else ()
-    command = _parsed(argv)
+    files = ProcessFiles.of(server.pid, root)
+    launch = _read_launch(server, files)
     python = version = None
-    if process is not None and argv:
-        variables = {**(own or {}), **(command.environment if command else {})}
-        # Folders of another user's interpreter may be closed to this one.
-        with suppress(OSError):
-            python = _python_of(process, variables, root)
+    if process is not None and launch.argv:
+        variables = {**(own or {}), **(launch.command.environment if launch.command else {})}
+        python = _python_of(process, variables, files, root)
         if python is not None:
-            with suppress(OSError):
-                version = installed_version(package_dirs(python, variables), "sglang")
+            version = installed_version(package_dirs(python, variables, files), "sglang", files)
     return ServerFacts(
         server=server,
         launch_environ=own,
         environs=environs,
         markers=dict(_markers(own, environs)),
         record=None if process is None else find_record(process, records, root),
-        argv=argv,
-        command=command,
+        argv=launch.argv,
+        problem=launch.problem,
+        command=launch.command,
         python=python,
         version=version,
+        files=files,
         proc_root=root,
     )
+
+
+class _Launch(NamedTuple):
+    argv: tuple[str, ...] = ()
+    command: LaunchCommand | None = None
+    problem: str = ""
+
+
+def _read_launch(server: Server, files: ProcessFiles) -> _Launch:
+    """Read a launch command, and the file of flags that it may name."""
+    if server.root is None:
+        return _Launch(problem="its launching process is gone, so that its command is not known")
+    if not server.is_launch:
+        problem = "another program started its ranks, so that its launch command is not known"
+        return _Launch(problem=problem)
+    argv = server.root.argv
+    has_file = any(word.partition("=")[0] == _CONFIG_FLAG for word in argv)
+    try:
+        command = parse_launch(argv, files.read)
+    except NccltuneError:
+        # What is wrong with words of the command is told later; that of a file's is not.
+        return _Launch(problem=_CONFIG_PROBLEM) if has_file else _Launch(argv)
+    return _Launch(_without_file(argv, command) if has_file else argv, command)
+
+
+def _without_file(argv: tuple[str, ...], command: LaunchCommand) -> tuple[str, ...]:
+    """Write a command with what its ``--config`` file sets, so that nobody reads that again."""
+    start, _tokens = split_launch(argv)
+    words = [*argv[:start], "sglang", "serve"]
+    for name, values in command.flags.items():
+        flag = f"--{name.replace('_', '-')}"
+        if flag != _CONFIG_FLAG:
+            words += [f"{flag}={values[0]}"] if len(values) == 1 else [flag, *values]
+    return tuple(words)
 
 
 def find_record(
@@ -142,14 +183,6 @@ def read_boot_id(root: Path = PROC_ROOT) -> str:
         return ""
 
 
-def read_uid(pid: int, root: Path = PROC_ROOT) -> int | None:
-    """Return whose process it is; None where it has ended."""
-    try:
-        return (root / str(pid)).stat().st_uid
-    except OSError:
-        return None
-
-
 def read_started_at(process: Process) -> str:
     """Return when a process was started: ISO 8601, UTC."""
     boottime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -162,19 +195,16 @@ def conf_entries(facts: ServerFacts, pid: int) -> dict[str, ConfEntry]:
     environ = facts.environs[pid].values
     if environ is None:
         return {}
-    # As the rank sees it: a container has files of its own.
-    base = facts.proc_root / str(pid) / "root"
-    seen = dict(environ)
-    if named := environ.get(CONF_FILE_VARIABLE):
-        seen[CONF_FILE_VARIABLE] = str(base / named.lstrip("/"))
     home = environ.get("HOME")
     files = read_conf_files(
-        seen,
-        base / home.lstrip("/") if home else None,
-        base / str(ETC_CONF_PATH).lstrip("/"),
+        environ,
+        Path(home) if home else None,
+        ETC_CONF_PATH,
+        ProcessFiles.of(pid, facts.proc_root),
+        _MAX_CONF_BYTES,
     )
     return {
-        name: ConfEntry(value, f"/{path.relative_to(base)}")
+        name: ConfEntry(value, str(path))
         for name, (value, path) in effective_settings(files, environ).items()
     }
 
@@ -212,55 +242,24 @@ def _markers(
         yield 0, of_root
 
 
-def _parsed(argv: tuple[str, ...]) -> LaunchCommand | None:
-    try:
-        return parse_launch(argv) if argv else None
-    except NccltuneError:
-        return None
-
-
-def _visible(process: Process, root: Path) -> tuple[str, ...]:
-    """Return a launch command with files named so that they can be read from here."""
-    words = list(process.argv)
-    for idx, flag in enumerate(words[:-1]):
-        if flag in _FILE_FLAGS:
-            named = words[idx + 1]
-            is_absolute = named.startswith("/")
-            if is_absolute and os.path.exists(named):  # noqa: PTH110 - no error where it is closed
-                continue
-            path = root / str(process.pid) / ("root" if is_absolute else "cwd") / named.lstrip("/")
-            if os.path.exists(path):  # noqa: PTH110 - as above
-                words[idx + 1] = str(path)
-    return tuple(words)
-
-
-def _python_of(process: Process, environ: Mapping[str, str], root: Path) -> str | None:
-    """Return a server's interpreter as it was called, so that its virtual environment is known.
-
-    None where that file is another one from here, which it is for a container.
-    """
+def _python_of(
+    process: Process, environ: Mapping[str, str], files: ProcessFiles, root: Path
+) -> str | None:
+    """Return a server's interpreter as it was called, so that its virtual environment is known."""
     running = root / str(process.pid) / "exe"
     try:
         target = os.readlink(running)  # noqa: PTH115 - may say "(deleted)" behind the path
+        status = running.stat()
     except OSError:
         return None
-    for name in (find_python(process.argv, environ), process.title, target):
-        try:
-            if name and name.startswith("/") and Path(name).samefile(running):
+    for name in (find_python(process.argv, environ, files), process.title, target):
+        if name and name.startswith("/"):
+            found = files.stat(Path(name))
+            if found is not None and os.path.samestat(found, status):
                 return name
-        except OSError:
-            continue
     return None
 
 
 def _numbers_in_containers(pid: int, root: Path) -> tuple[int, ...]:
     """Return the numbers that a process has inside its containers, where its launch was written."""
-    try:
-        text = (root / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ()
-    for line in text.splitlines():
-        name, _, numbers = line.partition(":")
-        if name == "NSpid":
-            return tuple(int(number) for number in numbers.split())
-    return ()
+    return tuple(int(number) for number in read_status(pid, root).get("NSpid", "").split())

@@ -5,6 +5,9 @@ Changes nothing, and judges the ranks' own environment, whatever the environment
 
 from __future__ import annotations
 
+import os
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,15 +25,15 @@ from nccltune.live.drift import (
     compare_rank,
     judge,
 )
-from nccltune.live.procfs import PROC_ROOT
+from nccltune.live.procfs import PROC_ROOT, read_uid
 from nccltune.live.server_facts import (
     ServerFacts,
     conf_entries,
     read_facts,
     read_started_at,
-    read_uid,
     redacted,
 )
+from nccltune.paths import HOME_VARIABLE
 from nccltune.sglang.defaults import EnvironmentWrite, writes_for
 from nccltune.store import Launches, Policy
 
@@ -38,20 +41,29 @@ if TYPE_CHECKING:
     from nccltune.host.facts import HostFacts
     from nccltune.live.procfs import Rank, Server
     from nccltune.payloads.shapes import ModelShape
+    from nccltune.seen_files import SeenFiles
     from nccltune.sglang.allreduce_path import PathVerdict
     from nccltune.sglang.command import LaunchCommand
     from nccltune.store import ActiveState, LaunchRecord
 
-HostReader = Callable[[str | None, Mapping[str, str]], "tuple[HostFacts | None, str]"]
-"""From a server's interpreter and environment to the host as it sees it, or why that is unknown."""
+HostReader = Callable[[str | None, Mapping[str, str], "SeenFiles"], "tuple[HostFacts | None, str]"]
+"""From a server's interpreter, environment and files to the host as it sees it, or why that is
+unknown."""
+
+MAX_USER_S = 5.0
+"""For all servers of one user; one takes some 20 ms."""
+
+MAX_LOOK_S = 40.0
 
 _ROUTE_WORDS = {
     "run": "nccltune run",
     "launch": "nccltune launch",
     "hook": "the hook in SGLang",
+    "verify": "nccltune verify",
 }
 
-ShapeReader = Callable[["LaunchCommand"], "ModelShape | None"]
+ShapeReader = Callable[["LaunchCommand", Mapping[str, str], "SeenFiles"], "ModelShape | None"]
+"""From a launch command, its environment and its files to the model; None where not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +114,11 @@ class Context:
     Attributes:
         records: launches, the newest last.
         read_host: asked once a server that may get the profile.
-        read_shape: the model of a launch, None where it is not known.
+        read_shape: asked for the model of each server.
         proc_root: where procfs is mounted.
+        is_for_all: every server is compared with the profile, whatever the rules about hosts and
+            launches say.
+        home: the folder that ``active`` was read in; None where it is of no store.
     """
 
     active: ActiveState
@@ -112,6 +127,8 @@ class Context:
     read_host: HostReader
     read_shape: ShapeReader
     proc_root: Path = PROC_ROOT
+    is_for_all: bool = False
+    home: Path | None = None
 
     @property
     def digest(self) -> str | None:
@@ -120,9 +137,36 @@ class Context:
         return None if profile is None else settings_digest(profile.settings)
 
 
-def report_servers(servers: Iterable[Server], context: Context) -> tuple[ServerReport, ...]:
-    """Judge every server."""
-    return tuple(report_server(server, context) for server in servers)
+def report_servers(
+    servers: Iterable[Server], context: Context, clock: Callable[[], float] = time.monotonic
+) -> tuple[ServerReport, ...]:
+    """Judge every server; one user's servers cannot take the time of all others."""
+    begun_s = clock()
+    spent_s: defaultdict[int | None, float] = defaultdict(float)
+    found: dict[int, ServerReport] = {}
+    uids = {server: read_uid(server.pid, context.proc_root) for server in servers}
+    trusted = (0, os.geteuid())
+    for server, uid in sorted(uids.items(), key=lambda item: item[1] not in trusted):
+        now_s = clock()
+        if spent_s[uid] > MAX_USER_S or now_s - begun_s > MAX_LOOK_S:
+            found[server.pid] = _unseen(server, uid, context)
+            continue
+        found[server.pid] = report_server(server, context)
+        spent_s[uid] += clock() - now_s
+    return tuple(found[server.pid] for server in uids)
+
+
+def _unseen(server: Server, uid: int | None, context: Context) -> ServerReport:
+    process = server.root or server.ranks[0].process
+    return ServerReport(
+        pid=server.pid,
+        uid=uid,
+        command=redacted(process.argv),
+        started_at=read_started_at(process),
+        verdict=Verdict.UNREADABLE,
+        ranks=(),
+        reason=f"not looked at, for the servers of user {uid} take too long to look at",
+    )
 
 
 def report_server(server: Server, context: Context) -> ServerReport:
@@ -152,11 +196,13 @@ def report_server(server: Server, context: Context) -> ServerReport:
 def _decide(facts: ServerFacts, context: Context) -> Decision:
     """Ask the resolver what this launch should have; what was decided at its start stays so."""
     if not facts.argv:
-        is_gone = facts.server.root is None
-        what = "its launching process is gone" if is_gone else "another program started its ranks"
-        return Decision(f"{what}, so that its launch command is not known")
-    is_decided = facts.marker is not None and facts.marker.digest == context.digest
-    host, host_problem = context.read_host(facts.python, facts.environ)
+        return Decision(facts.problem)
+    is_marked = facts.marker is not None and facts.marker.digest == context.digest
+    is_decided = is_marked or context.is_for_all
+    host, host_problem = context.read_host(facts.python, facts.environ, facts.files)
+    shape = None
+    if facts.command is not None:
+        shape = context.read_shape(facts.command, facts.environ, facts.files)
     return resolve(
         argv=facts.argv,
         environ=facts.launch_environ or {},
@@ -167,7 +213,7 @@ def _decide(facts: ServerFacts, context: Context) -> Decision:
         is_any_host=is_decided,
         host_problem=host_problem,
         gpu_architecture=None if host is None else host.gpu_architecture,
-        shape=None if facts.command is None else context.read_shape(facts.command),
+        shape=shape,
     )
 
 
@@ -250,6 +296,10 @@ def _explained(report: ServerReport, facts: ServerFacts, context: Context) -> Se
 
 def _causes(report: ServerReport, facts: ServerFacts, context: Context) -> Iterator[str]:
     marker = facts.marker
+    home = (facts.launch_environ or {}).get(HOME_VARIABLE)
+    if home and context.home is not None and Path(home) != context.home:
+        asked = f"this answer is about {context.home}"
+        yield f"it was started with {HOME_VARIABLE}={home}, and {asked}: ask with the same"
     if marker is not None and marker.digest != context.digest:
         another = "" if context.digest is None else "another profile, "
         yield f"it was started under {another}{report.started_under}"

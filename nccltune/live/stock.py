@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nccltune.errors import NccltuneError
 from nccltune.live.procfs import Server, find_servers
 from nccltune.live.profile_standing import LiveProfile, judge_profile
 from nccltune.live.servers import Context, ServerReport, report_servers
+from nccltune.paths import reading_dir
+from nccltune.seen_files import OWN, SeenFiles
 from nccltune.store import Policy, read_active, read_launch_records, read_policy
 
 if TYPE_CHECKING:
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
     from nccltune.store import LaunchRecord
 
 _HOST_VARIABLES = ("CUDA_VISIBLE_DEVICES", "SGLANG_NCCL_SO_PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+_MAX_TEXT_CHARS = 1000
+_MAX_ENTRIES = 256
+"""Of a list: words of a command, ranks, variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ class Stock:
         """Return what scripts get."""
         return {
             "active": profile_data(self.profile),
-            "servers": [server_data(server) for server in self.servers],
+            "servers": [shortened(server_data(server)) for server in self.servers],
             "warnings": list(self.warnings),
         }
 
@@ -52,9 +59,9 @@ def take_stock(
         servers: where they are known already.
         read_host: stands in for NVML in tests.
     """
-    book = _HostBook(read_host or _read_host)
+    book = _HostBook(read_host or host_of)
     active = read_active()
-    warnings: list[str] = []
+    warnings = [active.warning] if active.warning else []
     policy = Policy()
     records: tuple[LaunchRecord, ...] = ()
     try:
@@ -65,23 +72,28 @@ def take_stock(
         records = read_launch_records()
     except NccltuneError as error:
         warnings.append(f"launches are not known: {error}")
-    context = Context(active, policy, records, book.read, read_shape)
+    home: Path | None = None
+    with suppress(NccltuneError):
+        home = reading_dir()
+    context = Context(active, policy, records, book.read, shape_of, home=home)
     reports = report_servers(find_servers() if servers is None else servers, context)
     here, host_problem = book.whole_host() if active.profile else (None, "")
     return Stock(judge_profile(active, here, host_problem), reports, tuple(warnings))
 
 
-def read_shape(command: LaunchCommand) -> ModelShape | None:
-    """Read the model of a launch; None where it cannot be found from here."""
-    # Loaded here, for a host without servers never needs it.
-    from nccltune.payloads.model_config import load_model_shape
+def shortened(data: object) -> object:
+    """Cut what is longer than anything that makes sense: much of it is the choice of somebody else.
 
-    if command.model_path is None:
-        return None
-    try:
-        return load_model_shape(command.model_path)
-    except (NccltuneError, OSError):
-        return None
+    >>> len(shortened(["x" * 2000])[0])
+    1006
+    """
+    if isinstance(data, str):
+        return data if len(data) <= _MAX_TEXT_CHARS else f"{data[:_MAX_TEXT_CHARS]} (cut)"
+    if isinstance(data, list):
+        return [shortened(each) for each in data[:_MAX_ENTRIES]]
+    if isinstance(data, dict):
+        return {name: shortened(each) for name, each in data.items()}
+    return data
 
 
 class _HostBook:
@@ -89,33 +101,60 @@ class _HostBook:
 
     def __init__(self, reader: HostReader) -> None:
         self._reader = reader
-        self._answers: dict[tuple[str | None, ...], tuple[HostFacts | None, str]] = {}
+        self._answers: dict[Hashable, tuple[HostFacts | None, str]] = {}
 
-    def read(self, python: str | None, environ: Mapping[str, str]) -> tuple[HostFacts | None, str]:
+    def read(
+        self, python: str | None, environ: Mapping[str, str], files: SeenFiles
+    ) -> tuple[HostFacts | None, str]:
         """Return the host as one server sees it."""
-        key = (python, *(environ.get(name) for name in _HOST_VARIABLES))
+        key = (python, files.name, *(environ.get(name) for name in _HOST_VARIABLES))
         if key not in self._answers:
-            self._answers[key] = self._reader(python, environ)
+            self._answers[key] = self._reader(python, environ, files)
         return self._answers[key]
 
     def whole_host(self) -> tuple[Fingerprint | None, str]:
         """Return every GPU of the host, with the NCCL of the servers where there are any."""
         versions = {host.fingerprint.nccl_version for host, _ in self._answers.values() if host}
-        facts, problem = self.read(None, {})
+        facts, problem = self.read(None, {}, OWN)
         if facts is None:
             return None, problem
-        known = sorted(version for version in versions if version is not None)
-        return replace(facts.fingerprint, nccl_version=known[0] if known else None), ""
+        # Several are no word about the host: anybody can start a server with one of his own.
+        known = versions - {None}
+        return replace(facts.fingerprint, nccl_version=known.pop() if len(known) == 1 else None), ""
 
 
-def _read_host(python: str | None, environ: Mapping[str, str]) -> tuple[HostFacts | None, str]:
+def host_of(
+    python: str | None, environ: Mapping[str, str], files: SeenFiles = OWN
+) -> tuple[HostFacts | None, str]:
+    """Read the host as a server meets it, or why it cannot be read.
+
+    Args:
+        python: the server's interpreter.
+        environ: of the server.
+        files: as the server sees them; those of this process for a launch of its own.
+    """
     # Loaded here, for NVML and what belongs to it are needed only where a profile is active.
     from nccltune.host.facts import read_host
 
     try:
-        return read_host(python, environ), ""
+        return read_host(python, environ, files=files), ""
     except (NccltuneError, OSError) as error:
         return None, str(error)
+
+
+def shape_of(
+    command: LaunchCommand, environ: Mapping[str, str], files: SeenFiles
+) -> ModelShape | None:
+    """Read the model of a server as that sees it; None where it cannot be found."""
+    # Loaded here, as above.
+    from nccltune.payloads.model_config import load_model_shape
+
+    if command.model_path is None:
+        return None
+    try:
+        return load_model_shape(command.model_path, files=files, environ=environ)
+    except (NccltuneError, OSError):
+        return None
 
 
 def profile_data(profile: LiveProfile) -> dict[str, object]:
@@ -154,14 +193,7 @@ def server_data(server: ServerReport) -> dict[str, object]:
         "verdict": str(server.verdict),
         "reason": server.reason,
         "fix": server.fix or None,
-        "all_reduce_path": None
-        if path is None
-        else {
-            "path": str(path.path),
-            "is_nccl": path.is_nccl,
-            "reason": path.reason,
-            "fix": path.fix,
-        },
+        "all_reduce_path": None if path is None else path.to_json(),
         "warnings": list(server.warnings),
         "ranks": [
             {

@@ -1,8 +1,8 @@
-"""Which all-reduces one decode iteration makes, how often, and which others must not get slower.
+"""Which all-reduces one decode step makes, how often, and which others must not get slower.
 
 Pure: numbers in, numbers out. SGLang was read in its releases 0.5.10.post1 to 0.5.23.
 
-One iteration of EAGLE decoding with tensor parallelism; ``b_pad`` is the number of running requests
+One decode step of EAGLE with tensor parallelism; ``b_pad`` is the number of running requests
 rounded up to a captured batch size, ``d`` the number of draft tokens:
 
 ============  ============  ====================================================================
@@ -152,7 +152,7 @@ def _batch(
     padded: int,
     use: float,
 ) -> Batch:
-    """Sum up the passes of one iteration, merging those of equal size."""
+    """Sum up the passes of one decode step, merging those of equal size."""
     draft = draft or dataclasses.replace(shape, layer_count=1)
     merged: dict[int, tuple[int, str]] = {}
     for rows, model, repeat, origin in _passes(shape, draft, launch, padded):
@@ -171,7 +171,7 @@ def _batch(
 def _passes(
     shape: ModelShape, draft: ModelShape, launch: SpeculationShape, padded: int
 ) -> list[tuple[int, ModelShape, int, str]]:
-    """List the forward passes of one iteration as (rows, model, how many, origin)."""
+    """List the forward passes of one decode step as (rows, model, how many, origin)."""
     if not launch.is_speculative:
         return [(padded, shape, 1, "decode")]
     rows = padded * launch.num_draft_tokens

@@ -9,13 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from nccltune.errors import FileError
 from nccltune.jsontext import JsonText, parse_json
 from nccltune.payloads.shapes import ModelShape
-from nccltune.regular_files import read_regular
+from nccltune.seen_files import OWN, SeenFiles, is_dir, is_file
 
 TWO_A_LAYER_ARCHITECTURES = frozenset(
     {
@@ -64,19 +65,32 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _MAX_SIZE = 1 << 20
 # Configs are some kilobytes; anything near this is a weights file given by mistake.
 _MAX_CONFIG_BYTES = 8 << 20
+_MAX_REF_BYTES = 4096
 
 
-def load_model_shape(path: str | os.PathLike[str], *, is_draft: bool = False) -> ModelShape:
+def load_model_shape(
+    path: str | os.PathLike[str],
+    *,
+    is_draft: bool = False,
+    files: SeenFiles = OWN,
+    environ: Mapping[str, str] | None = None,
+) -> ModelShape:
     """Read the shape from a model folder, a ``config.json``, or a hub id in the local cache.
 
     A draft model may have an architecture of any name, as they all are one plain layer or a few.
+
+    Args:
+        path: folder, file or hub id.
+        is_draft: it is a draft model.
+        files: as the server sees them.
+        environ: of the server; this process's if None.
 
     Raises:
         FileError: no such file, not a model config, or an architecture whose all-reduces are not
             known.
     """
-    config_path = _find_config(path)
-    document = parse_json(_read_text(config_path), config_path)
+    config_path = _find_config(path, files, os.environ if environ is None else environ)
+    document = parse_json(_read_text(config_path, files), config_path)
     if not isinstance(document.data, dict):
         raise document.problem("not a model config: the top of the file is not an object")
     config: Mapping[str, object] = document.data
@@ -100,25 +114,28 @@ def load_model_shape(path: str | os.PathLike[str], *, is_draft: bool = False) ->
     )
 
 
-def _find_config(given: str | os.PathLike[str]) -> Path:
+def _find_config(
+    given: str | os.PathLike[str], files: SeenFiles, environ: Mapping[str, str]
+) -> Path:
     """Return the config file meant by a folder, a file or a hub id."""
     text = os.fspath(given)
-    path = _expanded(text)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
+    path = _expanded(text, environ)
+    if is_dir(files, path):
+        if not is_file(files, path / "config.json"):
             raise FileError(
                 path, "no config.json in this folder: give the folder that holds the model",
                 code="no_model",
             )  # fmt: skip
         return path / "config.json"
-    if path.exists():
+    if files.stat(path) is not None:
         return path
     if _HUB_ID.fullmatch(text):
-        cached = _cached_config(text)
+        cached = _cached_config(text, files, environ)
         if cached is not None:
             return cached
         reason = (
-            f"no such folder, and no such model in the Hugging Face cache {_hub_cache_dir()}; "
+            "no such folder, and no such model in the Hugging Face cache "
+            f"{_hub_cache_dir(environ)}; "
             "give a local folder that holds config.json"
         )
         raise FileError(text, reason, code="no_model")
@@ -127,38 +144,47 @@ def _find_config(given: str | os.PathLike[str]) -> Path:
     )
 
 
-def _hub_cache_dir() -> Path:
+def _hub_cache_dir(environ: Mapping[str, str]) -> Path:
     """Return where huggingface_hub keeps downloads, by its own variables and in its order."""
-    if cache := os.environ.get("HF_HUB_CACHE"):
-        return _expanded(cache)
-    if home := os.environ.get("HF_HOME"):
-        return _expanded(home) / "hub"
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return _expanded(base) / "huggingface" / "hub"
+    if cache := environ.get("HF_HUB_CACHE"):
+        return _expanded(cache, environ)
+    if home := environ.get("HF_HOME"):
+        return _expanded(home, environ) / "hub"
+    base = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return _expanded(base, environ) / "huggingface" / "hub"
 
 
-def _expanded(text: str) -> Path:
+def _expanded(text: str, environ: Mapping[str, str]) -> Path:
     """Put the home folder in place of ``~``, where there is one."""
-    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path's own fails without a home
+    home = environ.get("HOME")
+    if home and (text == "~" or text.startswith("~/")):
+        return Path(home + text[1:])
+    # Path's own fails without a home.
+    return Path(os.path.expanduser(text) if environ is os.environ else text)  # noqa: PTH111
 
 
-def _cached_config(hub_id: str) -> Path | None:
+def _cached_config(hub_id: str, files: SeenFiles, environ: Mapping[str, str]) -> Path | None:
     """Return the config that a hub id has in the cache: its ``main``, else the newest snapshot."""
-    model_dir = _hub_cache_dir() / f"models--{hub_id.replace('/', '--')}"
+    model_dir = _hub_cache_dir(environ) / f"models--{hub_id.replace('/', '--')}"
     try:
-        main = (model_dir / "refs" / "main").read_text(encoding="utf-8").strip()
+        main = files.read(model_dir / "refs" / "main", _MAX_REF_BYTES).decode().strip()
     except (OSError, UnicodeDecodeError):
         main = ""
-    preferred = model_dir / "snapshots" / main / "config.json"
-    if main and preferred.is_file():
+    snapshots = model_dir / "snapshots"
+    preferred = snapshots / main / "config.json"
+    if main and is_file(files, preferred):
         return preferred
-    found = [path for path in model_dir.glob("snapshots/*/config.json") if path.is_file()]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+    dated = (
+        (status.st_mtime, path)
+        for path in (snapshots / name / "config.json" for name in files.names(snapshots))
+        if (status := files.stat(path)) is not None and stat.S_ISREG(status.st_mode)
+    )
+    return max(dated, default=(0.0, None))[1]
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, files: SeenFiles) -> str:
     try:
-        return read_regular(path, _MAX_CONFIG_BYTES).decode("utf-8")
+        return files.read(path, _MAX_CONFIG_BYTES).decode("utf-8")
     except UnicodeDecodeError:
         raise FileError(path, "not a text file; give the model's config.json") from None
     except OSError as error:

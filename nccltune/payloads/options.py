@@ -69,7 +69,9 @@ def check_payload(size_bytes: int, count: int) -> None:
         raise _bad(f"payload bytes {size_bytes}: larger than a GPU can sum at once, {limit}")
     require_positive(f"payload {size_bytes}: count", count)
     if count > MAX_COUNT:
-        raise _bad(f"payload {size_bytes}: count {count}: no iteration makes more than {MAX_COUNT}")
+        raise _bad(
+            f"payload {size_bytes}: count {count}: no decode step makes more than {MAX_COUNT}"
+        )
 
 
 def check_use(size: int, use: float) -> None:

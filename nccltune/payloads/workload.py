@@ -19,10 +19,10 @@ rest, so they are guarded instead."""
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """One all-reduce size of a decode iteration.
+    """One all-reduce size of a decode step.
 
     Attributes:
-        count: all-reduces of this size in one iteration.
+        count: all-reduces of this size in one decode step.
         graph_count: all-reduces to put in the graph that times it.
         origin: ``verify``, ``draft_extend``, ``draft_step``, ``decode`` (no speculation) or
             ``given``; joined with ``+`` where several passes have the same size.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccltune.atomic import make_dir, write_atomic
+from nccltune.atomic import make_dir, write_output
 from nccltune.errors import FileError, UsageProblem
 from nccltune.paths import shipped_recordings_dir, state_dir
 from nccltune.recording.format import format_recording
@@ -94,4 +94,4 @@ def save_recording(recording: Recording, path: Path) -> None:
         FileError: usually a full disk.
     """
     make_dir(path.parent)
-    write_atomic(path, format_recording(recording))
+    write_output(path, format_recording(recording))

@@ -90,6 +90,15 @@ class PathVerdict:
     reason: str
     fix: str = ""
 
+    def to_json(self) -> dict[str, object]:
+        """Lay it out for scripts."""
+        return {
+            "path": str(self.path),
+            "is_nccl": self.is_nccl,
+            "reason": self.reason,
+            "fix": self.fix,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class _Facts:

@@ -11,8 +11,16 @@ from dataclasses import dataclass
 
 from nccltune.errors import UsageProblem
 from nccltune.payloads.shapes import DEFAULT_CHUNKED_PREFILL_SIZE, ModelShape, SpeculationShape
-from nccltune.sglang.argv import assignments, split_launch
-from nccltune.sglang.flags import Flags, is_true, likely_typos, read_flags, with_config_file
+from nccltune.regular_files import read_regular
+from nccltune.sglang.argv import env_effects, split_launch
+from nccltune.sglang.flags import (
+    FileReader,
+    Flags,
+    is_true,
+    likely_typos,
+    read_flags,
+    with_config_file,
+)
 
 EAGLE_FAMILY = frozenset({"EAGLE", "EAGLE3", "NEXTN"})
 """Algorithms with a draft model of a layer or a few, whose all-reduces are known here."""
@@ -98,8 +106,12 @@ class LaunchCommand:
         return not (is_off or self.has("disable_cuda_graph"))
 
 
-def parse_launch(argv: Sequence[str]) -> LaunchCommand:
+def parse_launch(argv: Sequence[str], read: FileReader = read_regular) -> LaunchCommand:
     """Read a launch command, wrappers such as ``env`` and ``numactl`` included.
+
+    Args:
+        argv: the command.
+        read: reads its ``--config`` file.
 
     Raises:
         UsageProblem: not an SGLang launch, or numbers that SGLang cannot serve with.
@@ -107,7 +119,7 @@ def parse_launch(argv: Sequence[str]) -> LaunchCommand:
     """
     argv = tuple(argv)
     start, tokens = split_launch(argv)
-    flags = with_config_file(read_flags(tokens), tokens)
+    flags = with_config_file(read_flags(tokens), tokens, read)
     algorithm = (flags.text("speculative_algorithm") or "NONE").upper()
     dp_size = flags.integer("dp_size", minimum=1) or 1
     attn_dp_size = flags.integer("attn_dp_size", minimum=1) or 1
@@ -115,7 +127,7 @@ def parse_launch(argv: Sequence[str]) -> LaunchCommand:
         attn_dp_size, dp_size = (dp_size if attn_dp_size == 1 else attn_dp_size), 1
     command = LaunchCommand(
         argv=argv,
-        environment=assignments(argv[:start]),
+        environment=env_effects(argv[:start]).assigned,
         flags=flags.values,
         model_path=flags.text("model_path"),
         tp_size=flags.integer("tp_size", minimum=1) or 1,

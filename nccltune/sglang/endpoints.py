@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
+import threading
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -25,6 +29,10 @@ DEFAULT_PORT = 30000
 HEALTH_TIMEOUT_S = 30.0
 """SGLang sleeps 1 s before it answers ``/health`` at all, and gives up by itself after 20 s."""
 
+KEY_VARIABLE = "NCCLTUNE_API_KEY"
+"""Holds the key of a server that runs; on a command line everybody on the host could read it."""
+
+_PORTS = {"http": 80, "https": 443}
 _ANY_ADDRESS = {"": DEFAULT_HOST, "0.0.0.0": DEFAULT_HOST, "::": "::1"}  # noqa: S104 - replaced
 _MAX_ANSWER_BYTES = 16 * 2**20
 
@@ -97,15 +105,39 @@ def endpoint_at(url: str, *, api_key: str = "") -> Endpoint:
     """
     try:
         parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
+        port = parts.port
+        host = (parts.hostname or "").encode("idna").decode() if url.isprintable() else ""
     except ValueError:
-        parts, port = urlsplit(""), 0
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+        parts, port, host = urlsplit(""), 0, ""
+    default_port = _PORTS.get(parts.scheme)
+    if default_port is None or not host or port == 0:
+        shown = _without_user(url)
         raise UsageProblem(
-            f"{url!r} is no server's address; write http://127.0.0.1:30000", code="bad_url"
+            f"{shown!r} is no server's address; write http://127.0.0.1:30000", code="bad_url"
         )
-    host = _ANY_ADDRESS.get(parts.hostname, parts.hostname)
-    return Endpoint(host=host, port=port, is_tls=parts.scheme == "https", api_key=api_key)
+    host = _ANY_ADDRESS.get(host, host)
+    is_tls = parts.scheme == "https"
+    endpoint = Endpoint(host, default_port if port is None else port, is_tls, api_key)
+    more = {
+        "a user": parts.username is not None or parts.password is not None,
+        "a path": parts.path not in ("", "/"),
+        "a query": "?" in url,
+        "a fragment": "#" in url,
+    }
+    if extra := [name for name, is_there in more.items() if is_there]:
+        raise UsageProblem(
+            f"the address has {' and '.join(extra)}, and servers are asked at their root, as "
+            f"nobody: write {endpoint.url}",
+            code="bad_url",
+        )
+    return endpoint
+
+
+def _without_user(url: str) -> str:
+    """Leave out what may be a password."""
+    start, at, rest = url.rpartition("@")
+    scheme, slashes, _user = start.rpartition("//")
+    return f"{scheme}{slashes}{rest}" if at else url
 
 
 def ask(
@@ -117,23 +149,81 @@ def ask(
 ) -> Answer:
     """Send one request and return the whole answer.
 
+    Args:
+        endpoint: the server.
+        path: what is asked.
+        body: sent as JSON; None for a plain question.
+        timeout_s: for all of it, however slowly it comes.
+
     Raises:
         OSError: nobody listens, or no answer came in time (TimeoutError).
         http.client.HTTPException: what came is no HTTP.
     """
-    connection = _connect(endpoint, timeout_s)
+    connection = connection_to(endpoint, timeout_s)
+    cut = threading.Event()
+
+    def give_up() -> None:
+        cut.set()
+        with suppress(OSError):
+            opened.shutdown(socket.SHUT_RDWR)  # ends every wait of the thread that reads
+
+    end_s = time.monotonic() + timeout_s
+    try:
+        connection.connect()
+        opened: socket.socket = connection.sock
+        timer = threading.Timer(max(0.0, end_s - time.monotonic()), give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            send(connection, endpoint, path, body)
+            with connection.getresponse() as response:
+                answer = Answer(response.status, response.read(_MAX_ANSWER_BYTES))
+        except (OSError, ValueError, http.client.HTTPException):
+            if cut.is_set():
+                raise TimeoutError from None
+            raise
+        finally:
+            timer.cancel()
+    finally:
+        connection.close()
+    if cut.is_set():  # an answer without a length ends where it is cut
+        raise TimeoutError
+    return answer
+
+
+def connection_to(endpoint: Endpoint, timeout_s: float) -> http.client.HTTPConnection:
+    """Return a connection that is not opened yet; no wait on it is longer than ``timeout_s``."""
+    if not endpoint.is_tls:
+        return http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(
+        endpoint.host, endpoint.port, timeout=timeout_s, context=context
+    )
+
+
+def send(
+    connection: http.client.HTTPConnection,
+    endpoint: Endpoint,
+    path: str,
+    body: Mapping[str, object] | None = None,
+) -> None:
+    """Send a request, with a body as POST, and leave the answer to be read."""
     headers = {"Connection": "close"}
     if endpoint.api_key:
         headers["Authorization"] = f"Bearer {endpoint.api_key}"
     content = None if body is None else json.dumps(body).encode()
     if content is not None:
         headers["Content-Type"] = "application/json"
-    try:
-        connection.request("GET" if content is None else "POST", path, content, headers)
-        answer = connection.getresponse()
-        return Answer(answer.status, answer.read(_MAX_ANSWER_BYTES))
-    finally:
-        connection.close()
+    connection.request("GET" if content is None else "POST", path, content, headers)
+
+
+def wants_key(endpoint: Endpoint, status: int) -> str:
+    """Word the refusal of a server that was given no key, or a wrong one (status 401 or 403)."""
+    if endpoint.api_key:
+        return f"the server does not take this API key (status {status})"
+    return f"the server wants a key (status {status}): give it in {KEY_VARIABLE}"
 
 
 def read_health(endpoint: Endpoint, timeout_s: float = HEALTH_TIMEOUT_S) -> Health:
@@ -199,6 +289,8 @@ def _read_object(endpoint: Endpoint, path: str, timeout_s: float) -> Mapping[str
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ServerError(f"{where}: {str(reason).lower()}", code="no_answer") from None
+    if answer.status in (401, 403):
+        raise ServerError(f"{where}: {wants_key(endpoint, answer.status)}", code="wants_key")
     if answer.status != 200:
         raise ServerError(f"{where}: answered with status {answer.status}", code="bad_answer")
     try:
@@ -208,14 +300,3 @@ def _read_object(endpoint: Endpoint, path: str, timeout_s: float) -> Mapping[str
     if not isinstance(content, dict):
         raise ServerError(f"{where}: answered, and not with a JSON object", code="bad_answer")
     return content
-
-
-def _connect(endpoint: Endpoint, timeout_s: float) -> http.client.HTTPConnection:
-    if not endpoint.is_tls:
-        return http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_s)
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return http.client.HTTPSConnection(
-        endpoint.host, endpoint.port, timeout=timeout_s, context=context
-    )

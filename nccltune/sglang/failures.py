@@ -27,6 +27,8 @@ class FailureKind(StrEnum):
     SLOW_RANK = "slow_rank"
     WARM_UP = "warm_up"
     WATCHDOG = "watchdog"
+    KILLED = "killed"
+    """One of its processes, by somebody else: by the kernel when memory ends, as SGLang remarks."""
     CHILD = "child"
     EXCEPTION = "exception"
     UNKNOWN = "unknown"
@@ -41,6 +43,7 @@ FAILURE_WORDS: Mapping[FailureKind, str] = {
     FailureKind.SLOW_RANK: "a rank did not finish loading",
     FailureKind.WARM_UP: "the warm-up request failed",
     FailureKind.WATCHDOG: "its own watchdog ended it",
+    FailureKind.KILLED: "one of its processes was killed, as the kernel does when memory ends",
     FailureKind.EXCEPTION: "an exception ended it",
     FailureKind.CHILD: "one of its processes died",
     FailureKind.UNKNOWN: "it does not say why",
@@ -94,12 +97,15 @@ _PATTERNS: Mapping[FailureKind, str] = {
     FailureKind.NCCL: (
         r"NCCL error|DistBackendError|\bnccl(?:System|Internal|UnhandledCuda|Remote)Error|"
         r"\bncclInvalid(?:Usage|Argument)|NCCL communicator (?:was|is) aborted|"
-        r"Watchdog caught collective operation timeout"
+        r"Watchdog caught collective operation timeout|"
+        # An integer divided by zero, which is what a buffer of a few bytes makes of NCCL's chunks.
+        r"exit code:? -8\b|(?<!Fatal Python error: )Floating point exception"
     ),
     FailureKind.CAPTURE: r"Capture cuda graph failed",
     FailureKind.SLOW_RANK: r"there are other ranks that didn't finish loading",
     FailureKind.WARM_UP: r"Initialization failed\. warmup error",
     FailureKind.WATCHDOG: r"\bwatchdog timeout\b|Health check failed",
+    FailureKind.KILLED: r"exit code:? -9\b",
     FailureKind.CHILD: r"scheduler died during initialization|crashed with exit code",
     FailureKind.EXCEPTION: (
         r"^(?!SystemExit|EOFError)(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Timeout)(?::|$)"
@@ -113,14 +119,17 @@ _FINAL = re.compile(
 )
 _ENDED_BY_ITSELF = re.compile(r"SIGTERM received\.|Shutting down")
 _TRACEBACK = "Traceback (most recent call last):"
+_CRASH = "Fatal Python error:"
+_NCCL_FRAME = re.compile(r"pynccl|distributed_c10d|libnccl")
 _SURE = (FailureKind.USAGE, FailureKind.PORT, FailureKind.MEMORY)
 
 
 class FailureWatch:
     """Remembers, line by line, what would tell why a server died.
 
-    Arguments, ports and memory are causes wherever they show. Of everything else the first to show
-    is taken: when one rank dies, its peers' collectives fail too.
+    Arguments, ports and memory are causes wherever they show, then a crash with NCCL on the stack.
+    Of everything else the first to show is taken: when one rank dies, its peers' collectives fail
+    too.
 
     Attributes:
         is_final: the server has said that it cannot go on, though it may not have ended yet.
@@ -131,6 +140,8 @@ class FailureWatch:
         self._sure: dict[FailureKind, str] = {}
         self._first: Failure | None = None
         self._final = ""
+        self._crash = ""
+        self._is_crash_in_nccl = False
         self._last = ""
         self._is_leaving = False
 
@@ -141,8 +152,12 @@ class FailureWatch:
         self._last = text
         if _ENDED_BY_ITSELF.search(text):
             self._is_leaving = True
+        elif _CRASH in text:
+            self._crash = self._crash or _cut(text)
         elif _ANY.search(text):
             self._keep(text)
+        if self._crash and _NCCL_FRAME.search(text):
+            self._is_crash_in_nccl = True
         if _FINAL.search(text):
             self.is_final = True
             self._final = self._final or text
@@ -152,19 +167,24 @@ class FailureWatch:
         for kind in _SURE:
             if kind in self._sure:
                 return Failure(kind, self._sure[kind])
+        if self._is_crash_in_nccl:
+            return Failure(FailureKind.NCCL, self._crash)
         if self._first is not None:
             return self._first
-        if self._final:
-            return Failure(FailureKind.CHILD, self._final[:_MAX_LINE_CHARS])
-        return Failure(FailureKind.UNKNOWN, self._last[:_MAX_LINE_CHARS].strip())
+        if self._crash or self._final:
+            return Failure(FailureKind.CHILD, self._crash or _cut(self._final))
+        return Failure(FailureKind.UNKNOWN, _cut(self._last))
 
     def _keep(self, text: str) -> None:
         found = ((kind, pattern.search(text)) for kind, pattern in _BY_KIND.items())
         kind, place = next((kind, place) for kind, place in found if place is not None)
         # Of a very long line the part that tells is kept.
-        start = max(0, place.start() - _MAX_LINE_CHARS // 2)
-        line = text[start : start + _MAX_LINE_CHARS].strip()
+        line = _cut(text[max(0, place.start() - _MAX_LINE_CHARS // 2) :])
         if kind in _SURE:
             self._sure.setdefault(kind, line)
         elif self._first is None or self._first.line.endswith(_TRACEBACK):
             self._first = Failure(kind if self._first is None else self._first.kind, line)
+
+
+def _cut(text: str) -> str:
+    return text[:_MAX_LINE_CHARS].strip()

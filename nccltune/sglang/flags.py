@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,7 +70,13 @@ KNOWN = frozenset(
 """Flags that are looked at here. A unique beginning of one stands for it, as argparse has it; no
 other flag of SGLang 0.5.23 is the beginning of one of these."""
 
-_MAX_CONFIG_BYTES = 1 << 20
+FileReader = Callable[[Path, int], bytes]
+"""From a file and a limit in bytes to its content; raises OSError."""
+
+_MAX_CONFIG_BYTES = 64 << 10
+"""A file of flags has a few hundred bytes, and each costs time to parse."""
+_MAX_NUMBER = 2**31 - 1
+_MAX_WORDS = 4096
 _TYPO_LIKENESS = 0.9
 _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?")
 
@@ -136,6 +142,8 @@ class Flags:
             raise self.problem(name, f"{text!r} is not a whole number") from None
         if value < minimum:
             raise self.problem(name, f"must be {minimum} or more")
+        if value > _MAX_NUMBER:
+            raise self.problem(name, f"must be {_MAX_NUMBER} or less")
         return value
 
 
@@ -181,13 +189,15 @@ def read_flags(tokens: Iterable[str]) -> Flags:
     Raises:
         UsageProblem: a value that follows no flag.
     """
-    flags = Flags()
+    found: dict[str, list[str]] = {}
     current: str | None = None
-    for token in tokens:
+    for count, token in enumerate(tokens):
+        if count == _MAX_WORDS:
+            raise UsageProblem(f"a launch command of over {_MAX_WORDS} words", code="bad_launch")
         if token.startswith("--") and len(token) > 2:
             spelled, equals, value = token[2:].partition("=")
             name = canonical_name(spelled)
-            flags.values[name] = (value,) if equals else ()
+            found[name] = [value] if equals else []
             current = None if equals else name
         elif token.startswith("-") and not _NEGATIVE_NUMBER.fullmatch(token):
             current = None
@@ -196,12 +206,17 @@ def read_flags(tokens: Iterable[str]) -> Flags:
                 f"{token!r} in the launch command belongs to no flag", code="bad_launch"
             )
         else:
-            flags.values[current] += (token,)
-    return flags
+            found[current].append(token)
+    return Flags({name: tuple(values) for name, values in found.items()})
 
 
-def with_config_file(flags: Flags, tokens: Sequence[str]) -> Flags:
+def with_config_file(flags: Flags, tokens: Sequence[str], read: FileReader = read_regular) -> Flags:
     """Add what the ``--config`` file sets; the command line wins.
+
+    Args:
+        flags: of the command line.
+        tokens: that they were read from.
+        read: reads the file.
 
     Raises:
         UsageProblem: two config files, or one that SGLang itself would not read.
@@ -218,18 +233,18 @@ def with_config_file(flags: Flags, tokens: Sequence[str]) -> Flags:
             f"--config={path}: SGLang ignores this spelling; write --config {path}",
             code="bad_launch",
         )
-    merged = _read_config_file(path)
+    merged = _read_config_file(path, read)
     for name, values in flags.values.items():
         merged.values[name] = values
         merged.origins.pop(name, None)
     return merged
 
 
-def _read_config_file(path: Path) -> Flags:
+def _read_config_file(path: Path, read: FileReader) -> Flags:
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise FileError(path, "SGLang reads only .yaml and .yml as --config")
     try:
-        text = read_regular(path, _MAX_CONFIG_BYTES).decode("utf-8")
+        text = read(path, _MAX_CONFIG_BYTES).decode("utf-8")
     except UnicodeDecodeError:
         raise FileError(path, "--config is not UTF-8 text") from None
     except OSError as error:
@@ -245,7 +260,10 @@ def _read_config_file(path: Path) -> Flags:
             continue  # SGLang leaves out switches that are off and empty lists
         if value is None:
             raise FileError(path, f"{key} has no value", line=line, text=origin.text)
-        flags.values[name] = _texts(value)
+        try:
+            flags.values[name] = _texts(value)
+        except (TypeError, ValueError):  # a date in a list, a number of 5000 digits
+            raise FileError(path, "no value of a flag", line=line, text=origin.text) from None
         flags.origins[name] = origin
     return flags
 
@@ -264,25 +282,41 @@ def _load_yaml(path: Path, text: str) -> tuple[dict[str, object], dict[str, int]
     # Loaded here, for most launches have no such file and `nccltune run` must start at once.
     import yaml
 
+    class PlainLoader(yaml.SafeLoader):
+        """Takes no anchors, for aliases of aliases make a short file stand for a huge one."""
+
+        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            if getattr(event, "anchor", None):
+                reason = "anchors and aliases (& and *) are not read here"
+                raise yaml.composer.ComposerError(None, None, reason, event.start_mark)
+            return super().compose_node(parent, index)
+
+    rows = text.splitlines() or [""]
+    loader = PlainLoader(text)
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        root = loader.get_single_node()
+        data = None if root is None else loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        rows = [*text.splitlines(), ""]
         reason = f"not YAML: {error.problem or error.context}"
-        raise FileError(path, reason, line=line, text=rows[min(line, len(rows)) - 1]) from None
+        raise FileError(
+            path, reason, line=line, text=[*rows, ""][min(line, len(rows)) - 1]
+        ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise FileError(path, f"not YAML: {str(error).splitlines()[0]}") from None
+    finally:
+        loader.dispose()
     if data is None:
         return {}, {}
-    first = (text.splitlines() or [""])[0]
     if not isinstance(data, dict) or not isinstance(root, yaml.MappingNode):
-        raise FileError(path, "not a mapping of flags to values", line=1, text=first)
-    lines = {key.value: key.start_mark.line + 1 for key, _ in root.value}
-    for key in data:
-        if not isinstance(key, str):
-            line = lines.get(str(key), 1)
-            raise FileError(path, f"{key!r} is not the name of a flag", line=line)
+        raise FileError(path, "not a mapping of flags to values", line=1, text=rows[0])
+    lines: dict[str, int] = {}
+    for key, _ in root.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode) or not key.tag.endswith(":str"):
+            shown = repr(key.value)[:80]
+            raise FileError(path, f"{shown} is not the name of a flag", line=line)
+        lines[key.value] = line
     return data, lines

@@ -6,13 +6,12 @@ Schema history of ``nccltune.policy``:
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from nccltune.jsontext import parse_json
-from nccltune.paths import state_dir
+from nccltune.paths import reading_dir
 from nccltune.store.reading import read_optional_text
 
 SCHEMA = "nccltune.policy/1"
@@ -38,23 +37,17 @@ def read_policy(folder: Path | None = None) -> Policy:
     """Read the policy; without a file EAGLE-3 launches get the profile.
 
     Args:
-        folder: the state folder; this user's if None.
+        folder: the state folder; the one that launches of this user read if None.
 
     Raises:
         FileError: the file is there and cannot be used.
     """
-    path = (state_dir() if folder is None else folder) / POLICY_NAME
+    path = (reading_dir() if folder is None else folder) / POLICY_NAME
     text = read_optional_text(path)
     if text is None:
         return Policy()
     document = parse_json(text, path)
-    data = document.data
-    if not isinstance(data, dict):
-        raise document.problem("a policy is an object in {}")
-    if data.get("schema") != SCHEMA:
-        found = json.dumps(data.get("schema"))[:80]
-        reason = f'schema {found}, and this version reads "{SCHEMA}" only'
-        raise document.problem(reason, "schema", code="unknown_schema")
+    data = document.as_object(SCHEMA, "a policy")
     document.check_keys(data, ("schema", "launches"))
     launches = data.get("launches", Launches.EAGLE3)
     if launches not in list(Launches):

@@ -22,7 +22,7 @@ def read_text(path: Path, *, check_owner: bool = True, max_bytes: int = MAX_BYTE
         content = read_bytes(path, check_owner=check_owner, max_bytes=max_bytes)
     except OSError as error:
         raise unreadable(path, error) from None
-    return _decode(path, content)
+    return decode(path, content)
 
 
 def read_optional_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str | None:
@@ -39,7 +39,7 @@ def read_optional_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str | None:
         return None
     except OSError as error:
         raise unreadable(path, error) from None
-    return _decode(path, content)
+    return decode(path, content)
 
 
 def read_bytes(path: Path, *, check_owner: bool, max_bytes: int) -> bytes:
@@ -90,13 +90,33 @@ def check_ownership(path: Path, *, reader_uid: int | None = None) -> None:
     _refuse_other_hands(path, status)
 
 
+def json_files(folder: Path) -> list[Path]:
+    """Return the JSON files of a folder by name, hidden ones left out; none where it is missing.
+
+    Raises:
+        FileError: it is no folder, or cannot be read.
+    """
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise unreadable(folder, error) from None
+    return [folder / name for name in names if name.endswith(".json") and name[0] != "."]
+
+
 def unreadable(path: Path, error: OSError) -> FileError:
     """Build the error for a file that the system does not hand over."""
     cause = os.strerror(error.errno) if error.errno else str(error)
     return FileError(path, f"cannot be read ({cause})", code="cannot_read")
 
 
-def _decode(path: Path, content: bytes) -> str:
+def decode(path: Path, content: bytes) -> str:
+    """Return the text of a file.
+
+    Raises:
+        FileError: it is not UTF-8.
+    """
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

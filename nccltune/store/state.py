@@ -1,25 +1,28 @@
 """Which profile is active: the state file, read by every launch.
 
 Schema history of ``nccltune.state``:
-    1: first version.
+    1: first version. Came later, and may be missing: ``any_host``, by profile the GPUs of the host
+        where a person has said that launches get it whatever it was made on; ``digest``, of the
+        active profile's settings as they were checked then, for readers that check less;
+        ``generation``, which counts the steps, whatever the clock does.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from nccltune.errors import NccltuneError, UsageProblem
+from nccltune.errors import FileError, NccltuneError, UsageProblem
 from nccltune.jsontext import JsonText, parse_json
-from nccltune.paths import state_dir
+from nccltune.paths import STATE_NAME, reading_dir
 from nccltune.profile import Profile, check_name
 from nccltune.store.files import SUFFIX, Where, load_named, profiles_dir
 from nccltune.store.reading import read_optional_text
 
 SCHEMA = "nccltune.state/1"
-STATE_NAME = "state.json"
 
 
 class StateFile(TypedDict):
@@ -31,6 +34,9 @@ class StateFile(TypedDict):
     activated_at: str
     how: str
     action: str
+    any_host: dict[str, list[str]]
+    digest: str | None
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,9 @@ class ActiveState:
         how: who took the last step: ``manual``, ``daemon`` or ``search``; empty if unknown.
         action: what that step was: ``activate``, ``off`` or ``rollback``; empty if unknown.
         activated_at: ISO 8601, UTC; empty if unknown.
+        generation: number of the step that made it active; 0 if unknown.
+        any_host_gpus: UUIDs of the GPUs for which a person has activated it with ``--any-host``.
+        warning: what else is wrong with the store, and costs no launch its profile; often empty.
     """
 
     profile: Profile | None
@@ -57,19 +66,26 @@ class ActiveState:
     how: str = ""
     action: str = ""
     activated_at: str = ""
+    generation: int = 0
+    any_host_gpus: tuple[str, ...] = ()
+    warning: str = ""
+
+    def is_insisted_on(self, gpu_uuids: Collection[str]) -> bool:
+        """Tell whether a person has said, here, that these GPUs' launches get it all the same."""
+        return bool(gpu_uuids) and set(gpu_uuids) <= set(self.any_host_gpus)
 
 
 def read_active(folder: Path | None = None) -> ActiveState:
     """Read which profile is active, and the profile.
 
     Args:
-        folder: the state folder; this user's if None.
+        folder: the state folder; the one that launches of this user read if None.
     """
     path = Path(STATE_NAME)
     try:
-        base = state_dir() if folder is None else folder
+        base = reading_dir() if folder is None else folder
         path = base / STATE_NAME
-        state = read_state(base)
+        state, warning = read_checked_state(base)
     except (NccltuneError, OSError) as error:
         return ActiveState(None, None, str(error), path)
     name = state["active"]
@@ -90,6 +106,9 @@ def read_active(folder: Path | None = None) -> ActiveState:
         how=state["how"],
         action=state["action"],
         activated_at=state["activated_at"],
+        generation=state["generation"],
+        any_host_gpus=tuple(state["any_host"].get(name or "", ())),
+        warning=warning,
     )
 
 
@@ -99,32 +118,53 @@ def read_state(folder: Path) -> StateFile:
     Raises:
         FileError: it is there and cannot be used.
     """
+    return read_checked_state(folder)[0]
+
+
+def read_checked_state(folder: Path) -> tuple[StateFile, str]:
+    """Read the state file, and what is wrong with parts of it that no launch needs.
+
+    Raises:
+        FileError: as for ``read_state``.
+    """
     path = folder / STATE_NAME
     text = read_optional_text(path)
     if text is None:
-        return empty_state()
+        return empty_state(), ""
     document = parse_json(text, path)
-    data = document.data
-    if not isinstance(data, dict):
-        raise document.problem("the state is an object in {}")
-    if data.get("schema") != SCHEMA:
-        found = json.dumps(data.get("schema"))[:80]
-        reason = f'schema {found}, and this version reads "{SCHEMA}" only'
-        raise document.problem(reason, "schema", code="unknown_schema")
+    data = document.as_object(SCHEMA, "the state")
+    try:
+        previous, warning = _name(document, data, "previous"), ""
+    except FileError as error:
+        previous, warning = None, f"there is no profile to roll back to: {error}"
     # Keys of a later version are left alone: a launch should not lose its profile over one.
-    return StateFile(
+    state = StateFile(
         schema=SCHEMA,
         active=_name(document, data, "active"),
-        previous=_name(document, data, "previous"),
+        previous=previous,
         activated_at=_text(data, "activated_at"),
         how=_text(data, "how"),
         action=_text(data, "action"),
+        any_host=_gpus_by_profile(data.get("any_host")),
+        digest=_text(data, "digest") or None,
+        generation=_count(data, "generation"),
     )
+    return state, warning
 
 
 def empty_state() -> StateFile:
     """Return the state of a host where nothing was ever activated."""
-    return StateFile(schema=SCHEMA, active=None, previous=None, activated_at="", how="", action="")
+    return StateFile(
+        schema=SCHEMA,
+        active=None,
+        previous=None,
+        activated_at="",
+        how="",
+        action="",
+        any_host={},
+        digest=None,
+        generation=0,
+    )
 
 
 def format_state(state: StateFile) -> str:
@@ -148,3 +188,19 @@ def _name(document: JsonText, data: dict[str, object], key: str) -> str | None:
 def _text(data: dict[str, object], key: str) -> str:
     value = data.get(key)
     return value if isinstance(value, str) else ""
+
+
+def _count(data: dict[str, object], key: str) -> int:
+    value = data.get(key)
+    return value if type(value) is int and value >= 0 else 0
+
+
+def _gpus_by_profile(value: object) -> dict[str, list[str]]:
+    """Read what costs no launch its profile where it makes no sense: nobody has insisted then."""
+    if not isinstance(value, dict):
+        return {}
+    return {
+        name: [each for each in gpus if isinstance(each, str)]
+        for name, gpus in value.items()
+        if isinstance(gpus, list)
+    }

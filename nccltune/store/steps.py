@@ -7,6 +7,7 @@ rename, of a file that is on disk, to a name whose folder is then written to dis
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,10 +15,10 @@ from pathlib import Path
 from typing import Literal
 
 from nccltune.atomic import make_dir, write_atomic
-from nccltune.errors import FileError, NccltuneError, UsageProblem
+from nccltune.errors import BusyError, FileError, NccltuneError, UsageProblem
 from nccltune.inject.marker import settings_digest
-from nccltune.paths import state_dir
-from nccltune.profile import Profile, check_name, format_profile, parse_profile
+from nccltune.paths import STATE_NAME, state_dir
+from nccltune.profile import Profile, check_name, format_profile, parse_profile, source_doubt
 from nccltune.store.files import (
     SUFFIX,
     Where,
@@ -29,13 +30,17 @@ from nccltune.store.files import (
 )
 from nccltune.store.lock import state_lock
 from nccltune.store.reading import unreadable
-from nccltune.store.state import STATE_NAME, StateFile, empty_state, format_state, read_state
+from nccltune.store.state import (
+    ActiveState,
+    StateFile,
+    empty_state,
+    format_state,
+    read_checked_state,
+    read_state,
+)
 
 Reason = Literal["manual", "daemon", "search"]
 Action = Literal["activate", "off", "rollback"]
-
-SHARED_SOURCE = "shared-gpu"
-"""``source`` of what was found with all ranks on one GPU, which says nothing about a real host."""
 
 _KEPT_NAME_CHARS = 55
 _NEW_FOLDERS = 3  # profiles, the state folder, and the one that holds it
@@ -63,13 +68,16 @@ class Activation:
     problem: str | None = None
 
 
-def activate(name: str, *, reason: Reason, is_any_host: bool = False) -> Activation:
+def activate(
+    name: str, *, reason: Reason, is_any_host: bool = False, gpu_uuids: Collection[str] = ()
+) -> Activation:
     """Make a profile the active one; a shipped one is copied into the state folder.
 
     Args:
         name: of a profile, never a file.
         reason: who does it.
-        is_any_host: take one that was found with all ranks on one GPU, too.
+        is_any_host: a person takes it whatever it was found on.
+        gpu_uuids: of this host, whose launches are to get it for that reason.
 
     Raises:
         UsageProblem: no such name, or a profile that needs ``is_any_host``.
@@ -78,11 +86,11 @@ def activate(name: str, *, reason: Reason, is_any_host: bool = False) -> Activat
     """
     check_name(name)
     found = find_profile(name)
-    if found.profile.source == SHARED_SOURCE and not is_any_host:
+    doubt = source_doubt(found.profile.source)
+    if doubt is not None and not is_any_host:
         raise UsageProblem(
-            f"{name!r} was found with all ranks on one GPU, which says nothing about a host where "
-            "each has its own; add --any-host to activate it all the same",
-            code="shared_source",
+            f"{name!r} was {doubt.words}; add --any-host to activate it all the same",
+            code=doubt.code,
         )
     folder = state_dir()
     make_dir(profiles_dir(folder))
@@ -93,56 +101,70 @@ def activate(name: str, *, reason: Reason, is_any_host: bool = False) -> Activat
         _sync(path)
         old, problem = _old_state(folder)
         previous = old["previous"] if old["active"] == name else old["active"]
-        return _write(folder, old, "activate", reason, (name, previous), problem)
+        if is_any_host:
+            # Others may share this folder, and have said the same of theirs.
+            gpus = {*old["any_host"].get(name, ()), *gpu_uuids}
+            old["any_host"][name] = sorted(gpus)
+        return _write(folder, old, "activate", reason, (found.profile, previous), problem)
 
 
-def deactivate(*, reason: Reason = "manual") -> Activation:
+def deactivate(*, reason: Reason = "manual", expected: ActiveState | None = None) -> Activation:
     """Let launches start on SGLang's own defaults; a roll-back returns to what was active.
+
+    Args:
+        reason: who does it.
+        expected: what has to be active still; None for whatever is.
 
     Raises:
         FileError: the state folder cannot be written.
-        BusyError: another step is being taken right now.
+        BusyError: another step is being taken right now, or was taken since ``expected``.
     """
     folder = state_dir()
     make_dir(folder)
     with state_lock(folder):
         old, problem = _old_state(folder)
+        _check_unchanged(folder, old, expected)
         previous = old["previous"] if old["active"] is None else old["active"]
         return _write(folder, old, "off", reason, (None, previous), problem)
 
 
-def rollback(*, reason: Reason = "manual") -> Activation:
+def rollback(*, reason: Reason = "manual", expected: ActiveState | None = None) -> Activation:
     """Return to what was active before, which may be nothing; a second roll-back undoes the first.
 
     Where the previous profile cannot be used any more, nothing is active after it: a profile that
     is rolled back must not stay.
 
+    Args:
+        reason: who does it.
+        expected: what has to be active still; None for whatever is.
+
     Raises:
         UsageProblem: nothing is active and nothing was.
         FileError: the state cannot be read, or the state folder cannot be written.
-        BusyError: another step is being taken right now.
+        BusyError: another step is being taken right now, or was taken since ``expected``.
     """
     folder = state_dir()
     make_dir(folder)
     with state_lock(folder):
-        old = read_state(folder)
+        old, warning = read_checked_state(folder)
+        _check_unchanged(folder, old, expected)
         active, previous = old["active"], old["previous"]
         if active is None and previous is None:
             raise UsageProblem(
                 "nothing to roll back: no profile is active, and none was before",
                 code="nothing_to_roll_back",
             )
-        problem = None
+        profile, problem = None, warning or None
         if previous is not None:
             path = profiles_dir(folder) / f"{previous}{SUFFIX}"
             try:
-                load_named(path, Where.STATE)
+                profile = load_named(path, Where.STATE)
                 _sync(path)
             except NccltuneError as error:
                 if active is None:
                     raise
-                previous, problem = None, str(error)
-        return _write(folder, old, "rollback", reason, (previous, active), problem)
+                problem = str(error)
+        return _write(folder, old, "rollback", reason, (profile, active), problem)
 
 
 def save_candidate(profile: Profile) -> Path:
@@ -190,18 +212,37 @@ def _set_aside(folder: Path, path: Path, successor: Profile) -> None:
     write_atomic(profiles_dir(folder) / f"{name}{SUFFIX}", format_profile(kept))
     moved: StateFile = {
         **state,
+        "any_host": {name if n == old.name else n: g for n, g in state["any_host"].items()},
         "active": name if state["active"] == old.name else state["active"],
         "previous": name if state["previous"] == old.name else state["previous"],
     }
     write_atomic(folder / STATE_NAME, format_state(moved))
 
 
+def _check_unchanged(folder: Path, state: StateFile, expected: ActiveState | None) -> None:
+    """Refuse a step for a reason that is none any more; asked under the lock.
+
+    Raises:
+        BusyError: another step was taken since.
+    """
+    if expected is None:
+        return
+    now = (state["active"], state["generation"], state["activated_at"])
+    if now != (expected.name, expected.generation, expected.activated_at):
+        raise BusyError(
+            f"{folder}: another step was taken meanwhile, {state['active'] or 'no profile'} is "
+            "active now; nothing was changed",
+            code="store_changed",
+        )
+
+
 def _old_state(folder: Path) -> tuple[StateFile, str | None]:
-    """Return the state before a step; one that cannot be read ends with it, and is told."""
+    """Return the state before a step; what of it cannot be read ends with it, and is told."""
     try:
-        return read_state(folder), None
+        state, warning = read_checked_state(folder)
     except FileError as error:
         return empty_state(), str(error)
+    return state, warning or None
 
 
 def _write(
@@ -209,10 +250,12 @@ def _write(
     old: StateFile,
     action: Action,
     reason: Reason,
-    names: tuple[str | None, str | None],
+    profiles: tuple[Profile | None, str | None],
     problem: str | None,
 ) -> Activation:
-    name, previous = names
+    """Write the state: the profile that is active from now on, and the name of the one before."""
+    profile, previous = profiles
+    name = None if profile is None else profile.name
     path = folder / STATE_NAME
     state = StateFile(
         schema=old["schema"],
@@ -221,6 +264,9 @@ def _write(
         activated_at=datetime.now(UTC).isoformat(timespec="seconds"),
         how=reason,
         action=action,
+        any_host={n: gpus for n, gpus in old["any_host"].items() if n in (name, previous)},
+        digest=None if profile is None else settings_digest(profile.settings),
+        generation=old["generation"] + 1,
     )
     write_atomic(path, format_state(state))
     return Activation(

@@ -87,8 +87,8 @@ def stalled(waited: Waited) -> Ending:
     """Word the end of a server that gets nowhere."""
     limits = waited.limits
     message = (
-        f"stalled in {waited.step.format()}: no progress for {waited.idle_s:.0f} s "
-        f"(--stall-timeout-s {limits.stall_timeout_s:g}), after {waited.elapsed_s:.0f} s of "
+        f"stalled in {waited.step.format()}: no progress for {int(waited.idle_s)} s "
+        f"(--stall-timeout-s {limits.stall_timeout_s:g}), after {int(waited.elapsed_s)} s of "
         f"--ready-timeout-s {limits.ready_timeout_s:g}{_last(waited)}"
     )
     is_nccl_like = is_nccl_stall(waited.step.stage)
@@ -99,8 +99,9 @@ def not_ready(waited: Waited) -> Ending:
     """Word the end of a server that takes too long, though it may still get somewhere."""
     limits = waited.limits
     message = (
-        f"not ready after {waited.elapsed_s:.0f} s (--ready-timeout-s {limits.ready_timeout_s:g}), "
-        f"in {waited.step.format()}; last progress {waited.idle_s:.0f} s ago, within "
+        f"not ready after {int(waited.elapsed_s)} s (--ready-timeout-s "
+        f"{limits.ready_timeout_s:g}), in {waited.step.format()}; last progress "
+        f"{int(waited.idle_s)} s ago, within "
         f"--stall-timeout-s {limits.stall_timeout_s:g}{_last(waited)}"
     )
     return Ending(EndKind.NOT_READY, ExitCode.DEADLINE, message)
@@ -121,7 +122,7 @@ def died(waited: Waited, failure: Failure, how: str, exit_code: int) -> Ending:
     if exit_code == 0:
         return Ending(EndKind.EXITED, 0, "the command ended before a server was ready")
     message = (
-        f"the server died ({how}) after {waited.elapsed_s:.0f} s in {waited.step.format()}: "
+        f"the server died ({how}) after {int(waited.elapsed_s)} s in {waited.step.format()}: "
         f"{failure.format()}"
     )
     return Ending(EndKind.DIED, exit_code, message, failure, failure.is_nccl)
@@ -131,7 +132,7 @@ def exited(failure: Failure, how: str, exit_code: int, served_s: float) -> Endin
     """Word the end of a server that had been ready."""
     if exit_code == 0:
         return Ending(EndKind.EXITED, 0, "")
-    message = f"the server ended ({how}) after {served_s:.0f} s of service"
+    message = f"the server ended ({how}) after {int(served_s)} s of service"
     if failure.kind is not FailureKind.UNKNOWN:
         message += f": {failure.format()}"
     return Ending(EndKind.EXITED, exit_code, message, failure, failure.is_nccl)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from nccltune.sglang.log_stages import LogLine, LogReader
 
 STDOUT, STDERR = 1, 2
 _CHUNK_BYTES = 64 * 1024
+_FINAL = frozenset({errno.EPIPE, errno.EBADF, errno.EIO})
+"""Nobody will ever read this again: the reader, the descriptor or the terminal is gone."""
 
 
 class Sink(Protocol):
@@ -25,25 +28,63 @@ class Sink(Protocol):
 class PassThrough:
     """Writes what comes to this process's own stdout and stderr.
 
-    A reader that goes away does not stop the server: the rest is dropped.
+    A reader that goes away does not stop the server: the rest is dropped. What finds no room, on a
+    disk that is full, is dropped until there is some, and a line in its place says how much.
     """
 
     def __init__(self) -> None:
-        self._lost: set[int] = set()
+        self._gone: set[int] = set()
+        self._gaps: dict[int, _Gap] = {}
+        self._in_line: set[int] = set()
 
     def write(self, descriptor: int, data: bytes) -> None:
-        """Write all of it."""
-        if descriptor in self._lost:
+        """Write as much of it as can be written."""
+        if descriptor in self._gone:
             return
-        rest = memoryview(data)
-        while rest:
-            try:
-                rest = rest[os.write(descriptor, rest) :]
-            except BlockingIOError:  # somebody else's O_NONBLOCK on the same terminal
-                select.select([], [descriptor], [], 1.0)
-            except OSError:
-                self._lost.add(descriptor)
+        gap = self._gaps.pop(descriptor, None)
+        if gap is not None:
+            start = "\n" if descriptor in self._in_line else ""
+            _, problem = _write(descriptor, f"{start}{gap.format()}\n".encode())
+            if problem is not None:
+                self._drop(descriptor, problem, gap.lost_bytes + len(data))
                 return
+            self._in_line.discard(descriptor)
+        written, problem = _write(descriptor, data)
+        if written:
+            is_in_line = not data[:written].endswith(b"\n")
+            (self._in_line.add if is_in_line else self._in_line.discard)(descriptor)
+        if problem is not None:
+            self._drop(descriptor, problem, len(data) - written)
+
+    def _drop(self, descriptor: int, problem: OSError, lost_bytes: int) -> None:
+        if problem.errno in _FINAL:
+            self._gone.add(descriptor)
+        else:
+            self._gaps[descriptor] = _Gap(lost_bytes, os.strerror(problem.errno or 0))
+
+
+class _Gap(NamedTuple):
+    """What could not be written since the last time that something could."""
+
+    lost_bytes: int
+    cause: str
+
+    def format(self) -> str:
+        """Return the line that stands in its place."""
+        return f"nccltune: {self.lost_bytes} bytes of output are missing here ({self.cause})"
+
+
+def _write(descriptor: int, data: bytes) -> tuple[int, OSError | None]:
+    """Write what can be written; returns how much that was, and why it was not all."""
+    written = 0
+    while written < len(data):
+        try:
+            written += os.write(descriptor, memoryview(data)[written:])
+        except BlockingIOError:  # somebody else's O_NONBLOCK on the same terminal
+            select.select([], [descriptor], [], 1.0)
+        except OSError as error:
+            return written, error
+    return written, None
 
 
 class OutputPump:

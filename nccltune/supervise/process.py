@@ -94,16 +94,24 @@ class ServerProcess:
             with suppress(ChildProcessError):
                 os.waitpid(found.si_pid, os.WNOHANG)
 
+    def rest(self) -> list[int]:
+        """Return every process that the command has started and that is still there."""
+        return [pid for pid in descendants(os.getpid()) if pid not in self._others]
+
+    def signal_rest(self, number: int) -> None:
+        """Send a signal to everything that the command has started."""
+        for pid in self.rest():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
     def kill_all(self) -> int:
         """Kill what is left of the command, wait until it is gone, and return its status."""
         end_s = time.monotonic() + _END_TIMEOUT_S
         while True:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-            left = [pid for pid in descendants(os.getpid()) if pid not in self._others]
-            for pid in left:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+            left = self.rest()
+            self.signal_rest(signal.SIGKILL)
             status = self.status
             self.reap()
             if (status is not None and not left) or time.monotonic() > end_s:

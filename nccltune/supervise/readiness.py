@@ -84,6 +84,12 @@ def find_endpoint(pids: Iterable[int]) -> Endpoint | None:
     return None
 
 
+def has_server(pids: Iterable[int]) -> bool:
+    """Tell whether SGLang itself is among these processes."""
+    processes = map(read_process, pids)
+    return any(each is not None and is_launch(each.argv) for each in processes)
+
+
 class Verdict(NamedTuple):
     """What an answer means.
 

@@ -58,8 +58,8 @@ class ServiceReport:
             waited.limits.ready_timeout_s - waited.elapsed_s,
         )
         self._notifier.extend_timeout(max(0.0, left_s) + KILL_MARGIN_S)
-        idle = f", no progress for {waited.idle_s:.0f} s" if waited.idle_s >= _REPEAT_S else ""
-        self._notifier.status(f"{text}, {waited.elapsed_s:.0f} s since the launch{idle}")
+        idle = f", no progress for {int(waited.idle_s)} s" if waited.idle_s >= _REPEAT_S else ""
+        self._notifier.status(f"{text}, {int(waited.elapsed_s)} s since the launch{idle}")
 
     def end(self, ending: Ending) -> None:
         """Tell that it is over."""
@@ -71,7 +71,7 @@ class ServiceReport:
         where = f" on {moment.endpoint.url}" if moment.endpoint is not None else ""
         ready_s = moment.waited.elapsed_s - (moment.served_s or 0.0)
         # Said again until it is heard: without it the manager would end the server.
-        self._is_ready = self._notifier.ready(f"serving{where}, ready after {ready_s:.0f} s")
+        self._is_ready = self._notifier.ready(f"serving{where}, ready after {int(ready_s)} s")
 
     def _keep_alive(self) -> None:
         watchdog_s, now_s = self._notifier.watchdog_s, self._clock()

@@ -16,7 +16,7 @@ from nccltune.supervise import endings
 from nccltune.supervise.endings import Ending, Limits
 from nccltune.supervise.output import OutputPump, PassThrough, Sink, has_one_stream
 from nccltune.supervise.process import ServerProcess, describe_status, exit_code_of
-from nccltune.supervise.readiness import Probe, find_endpoint, judge
+from nccltune.supervise.readiness import Probe, find_endpoint, has_server, judge
 from nccltune.supervise.watch import Moment, StartWatch
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ START_TICK_S = 0.25
 SERVE_TICK_S = 1.0
 STOP_GRACE_S = 10.0
 """For a server that is not ready yet, and so has no requests to finish."""
+
+DRAIN_GRACE_S = 30.0
+"""For a server whose script has ended at once when it was asked to: it has requests to finish."""
 
 KILL_AFTER_SIGNALS = 3
 """Asked so many times, a server that will not stop is killed."""
@@ -101,6 +104,11 @@ class Supervision:
     def pid(self) -> int:
         """Process id of the command."""
         return self._server.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the command was started and its end has not been seen yet."""
+        return self._process is not None and not self._is_over
 
     @property
     def endpoint(self) -> Endpoint | None:
@@ -188,7 +196,7 @@ class Supervision:
 
     def close(self) -> None:
         """Kill what is left of the server and let go of everything."""
-        if self._process is not None and not self._is_over:
+        if self.is_running:
             self._finish()
 
     @property
@@ -213,6 +221,8 @@ class Supervision:
         if server.status is None and not self._is_asked_enough():
             return None
         elapsed_s = self._watch.now_s
+        if self._stop_signals and server.status is not None:
+            self._ask_rest(self._rest_grace_s())
         status = self._finish()
         how, code = describe_status(status), exit_code_of(status)
         if self._stop_signals:
@@ -225,12 +235,34 @@ class Supervision:
         is_serving = self._watch.ready_s is not None
         return not is_serving and self._clock() - self._stop_asked_s > STOP_GRACE_S
 
+    def _rest_grace_s(self) -> float:
+        """Say how long what the command leaves behind may take to end."""
+        if not has_server(self._server.rest()):
+            return _TERM_GRACE_S
+        return STOP_GRACE_S if self._watch.ready_s is None else DRAIN_GRACE_S
+
+    def _ask_rest(self, grace_s: float) -> None:
+        """Ask what the command has left behind to end, and give it time.
+
+        A script that is asked to end does so at once, and tells its server nothing.
+        """
+        server, end_s = self._server, self._clock() + grace_s
+        server.signal_rest(signal.SIGTERM)
+        while server.rest() and self._clock() < end_s:
+            if len(self._stop_signals) >= KILL_AFTER_SIGNALS:
+                return
+            server.reap()
+            self._tell()
+            self._sleep(0.05)
+
     def _end_early(self) -> None:
         """Ask the server to end, and see to it that it does."""
         self._server.signal(signal.SIGTERM)
         end_s = self._clock() + _TERM_GRACE_S
         while self._server.status is None and self._clock() < end_s:
             self._sleep(0.05)
+        if self._server.status is not None:
+            self._ask_rest(max(0.0, end_s - self._clock()))
         self._finish()
 
     def _is_ready(self) -> bool:

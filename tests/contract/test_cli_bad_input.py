@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nccltune.bench.host_lock import LOCK_NAME
 from nccltune.cli import main, search_answer, sources
 from nccltune.cli import search as search_verb
 from nccltune.cli.bench import answer_from_reports
@@ -14,7 +15,6 @@ from nccltune.cli.workload import Demand
 from nccltune.errors import ExitCode, FileError, RankError
 from nccltune.measurement import Outcome
 from nccltune.payloads.derive import default_workload
-from nccltune.search.engine import LOCK_NAME
 from nccltune.search.journal import search_lock
 from tests.support.command_line import envelope_of
 from tests.support.results import IMPROVED, bench_report

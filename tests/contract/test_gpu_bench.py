@@ -194,6 +194,44 @@ def test_shared_memory_of_killed_ranks_is_removed() -> None:
         assert list_segments() == before
 
 
+def test_server_killed_between_launches_is_started_again(tmp_path: Path) -> None:
+    with standin_bench(2, deadline_s=20.0) as bench:
+        assert bench.launch({}, REQUESTS).outcome is Outcome.OK
+        before = bench._server._process.pid
+        os.kill(before, signal.SIGKILL)
+
+        again = bench.launch({}, REQUESTS)
+        assert bench._server._process.pid != before
+        assert rank_pids(bench) == []
+        assert bench.launch({}, REQUESTS).message == ""
+
+    assert again.outcome is Outcome.OK
+    assert len(again.payloads) == len(REQUESTS)
+    assert "launched again" in again.message
+    assert "was killed (SIGKILL)" in again.message
+
+
+def test_server_killed_with_a_rank_of_its_own_says_nothing_of_the_settings(tmp_path: Path) -> None:
+    base = {"STANDIN_ONCE": str(tmp_path / "mark")}
+    faults = "out_of_memory@1:NCCL_NTHREADS=64"
+    with standin_bench(2, faults=faults, base=base, deadline_s=20.0) as bench:
+        launch = bench.launch({"NCCL_NTHREADS": "64"}, REQUESTS)
+        assert rank_pids(bench) == []
+
+    assert (tmp_path / "mark").exists()
+    assert (launch.outcome, launch.settings) == (Outcome.OK, {"NCCL_NTHREADS": "64"})
+    assert len(launch.payloads) == len(REQUESTS)
+
+
+def test_server_killed_again_at_once_ends_with_what_to_do() -> None:
+    with standin_bench(2, faults="out_of_memory@1:NCCL_NTHREADS=64", deadline_s=20.0) as bench:
+        with pytest.raises(RankError, match=r"was killed \(SIGKILL\).*make room") as caught:
+            bench.launch({"NCCL_NTHREADS": "64"}, REQUESTS)
+
+        assert caught.value.code == "rank_server_gone"
+        assert bench.launch({}, REQUESTS).outcome is Outcome.OK  # another attempt is another start
+
+
 def test_killed_launcher_leaves_no_rank_behind(tmp_path: Path) -> None:
     program = tmp_path / "launcher.py"
     program.write_text(

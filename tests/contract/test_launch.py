@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.support.hosts import REPOSITORY
 from tests.support.launching import (
     WAIT_S,
     Finished,
+    Launch,
     at_terminal,
     finish_launch,
     ignore_hangup,
@@ -190,7 +192,7 @@ def test_launch_puts_the_profile_into_every_rank_and_on_record(tmp_path: Path) -
         ("usage", "usage", "error: unrecognized arguments: --no-such-flag", 2),
         ("nccl_init", "nccl", "NCCL error: unhandled system error", 137),
         ("die_loading", "exception", "ValueError: There is no safetensors file", 137),
-        ("killed_loading", "child", "scheduler died during initialization (exit code: -9)", 1),
+        ("killed_loading", "killed", "scheduler died during initialization (exit code: -9)", 1),
         ("segfault_loading", "child", "scheduler died during initialization (exit code: -11)", 1),
         ("oom_kv", "memory", "Not enough memory. Please try to increase", 137),
         ("oom_capture", "memory", "Capture cuda graph failed: CUDA out of memory", 137),
@@ -295,7 +297,7 @@ def test_launch_of_a_server_that_dies_in_service_names_the_cause(tmp_path: Path)
     assert done.exit_code == 137
     assert done.report["data"]["is_ready"] is True
     assert done.error["code"] == "exited"
-    assert "of service: one of its processes died: Subprocess scheduler_1" in done.own_lines[-1]
+    assert "of service: one of its processes was killed" in done.own_lines[-1]
 
 
 def test_launch_of_what_is_no_command_says_so(tmp_path: Path) -> None:
@@ -449,6 +451,70 @@ def test_launch_that_is_killed_takes_the_server_with_it(tmp_path: Path) -> None:
         pids = server_pids(tmp_path)
         launch.process.kill()
         wait_for(lambda: not any(map(is_alive, pids)))
+
+
+def test_launch_that_is_killed_takes_the_server_behind_a_script_with_it(tmp_path: Path) -> None:
+    script = f"{' '.join(serve_command(port=free_port()))}; exit $?"
+    with launching(tmp_path, *shell(script), environ=wished(tmp_path)) as launch:
+        launch.wait_ready()
+        pids = server_pids(tmp_path)
+        launch.process.kill()
+        wait_for(lambda: not any(map(is_alive, pids)))
+        wait_for(lambda: not not_ended_copies_of(launch))
+
+
+def test_launch_that_is_killed_asks_what_is_behind_a_script_to_end(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    # A shell says so when a child of it was ended, and nobody is there to read it then.
+    inner = f"exec 2>&-; trap 'touch {asked}; exit' TERM; echo up; while :; do sleep 0.1; done"
+    with launching(tmp_path, *shell(f'sh -c "{inner}"; exit $?')) as launch:
+        wait_for(lambda: b"up\n" in (tmp_path / "out").read_bytes())
+        launch.process.kill()
+        wait_for(asked.exists)
+        wait_for(lambda: not not_ended_copies_of(launch))
+
+
+def test_launch_that_ends_leaves_no_process_of_its_own(tmp_path: Path) -> None:
+    with launching(tmp_path, *shell("sleep 0.5"), environ=wished(tmp_path)) as launch:
+        launch.finish()
+
+    assert not_ended_copies_of(launch) == []
+
+
+def test_launch_lets_a_server_behind_a_script_finish_its_requests(tmp_path: Path) -> None:
+    script = f"{' '.join(serve_command(port=free_port()))}; exit $?"
+    with launching(tmp_path, *shell(script), environ=wished(tmp_path)) as launch:
+        launch.wait_ready()
+        done = launch.finish(signal.SIGTERM)
+
+    assert b"SIGTERM received." in done.out + done.err
+    assert done.exit_code == 143
+    assert not any(map(is_alive, server_pids(tmp_path)))
+
+
+def test_launch_kills_a_server_behind_a_script_that_was_asked_three_times(tmp_path: Path) -> None:
+    script = f"{' '.join(serve_command(port=free_port()))}; exit $?"
+    environ = wished(tmp_path, ignore_term=1)
+    with launching(tmp_path, *shell(script), environ=environ) as launch:
+        launch.wait_ready()
+        launch.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: b"SIGTERM received." in launch.written)
+        assert launch.process.poll() is None
+        done = launch.finish(signal.SIGTERM, signal.SIGTERM)
+
+    assert done.exit_code == 143
+    assert not any(map(is_alive, server_pids(tmp_path)))
+
+
+def not_ended_copies_of(launch: Launch) -> list[int]:
+    """Return processes that have the launch's own command line."""
+    own = launch.words
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if path.read_bytes().decode(errors="replace").split("\0")[:-1] == own:
+                found.append(int(path.parent.name))
+    return found
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,13 @@ from typing import Any
 import pytest
 
 from nccltune.inject.decision import command_digest
-from nccltune.inject.marker import KEEP_ENVIRON, MARKER, format_marker, settings_digest
+from nccltune.inject.marker import (
+    KEEP_ENVIRON,
+    MARKER,
+    NOTHING_APPLIED,
+    format_marker,
+    settings_digest,
+)
 from nccltune.profile import Profile
 from nccltune.store import (
     activate,
@@ -25,10 +31,18 @@ from nccltune.store import (
     read_launch_records,
     save_candidate,
 )
-from tests.support.launch_host import REPOSITORY, SETTINGS, LaunchHost, make_host, read_block
+from tests.support.launch_host import (
+    REPOSITORY,
+    SETTINGS,
+    LaunchHost,
+    make_host,
+    not_mounted,
+    read_block,
+)
 
 IS_ROOT = os.geteuid() == 0
 MARK = format_marker(settings_digest(SETTINGS), SETTINGS)
+NOTHING = {MARKER: NOTHING_APPLIED}
 OURS = {**SETTINGS, MARKER: MARK, KEEP_ENVIRON: "1"}
 SHOW_SELF = """
 import json, os, sys
@@ -137,6 +151,17 @@ def test_signals_that_python_ignores_are_the_commands_again(host: LaunchHost) ->
     ran = run(host, command=("grep", "SigIgn", "/proc/self/status"))
 
     assert int(ran.out.split()[1], 16) == 0
+
+
+def test_signals_that_the_shell_ignores_stay_ignored(host: LaunchHost) -> None:
+    run(host)
+    script = f"trap '' PIPE; \"{host.root}/nccltune\" run -- grep SigIgn /proc/self/status; exit $?"
+
+    done = subprocess.run(
+        ["sh", "-c", script], env=host.environ(), stdout=subprocess.PIPE, text=True, check=True
+    )
+
+    assert int(done.stdout.split()[1], 16) == _bits(signal.SIGPIPE)
 
 
 def _bits(*signals: int) -> int:
@@ -248,7 +273,9 @@ def test_an_environment_with_no_room_for_the_profile_costs_the_profile_alone(
     assert fullest is not None
     assert fullest.status == 0
     assert "there is no room for the profile" in fullest.lines[-1]
-    assert MARKER not in (fullest.environ or {MARKER: ""})
+    assert fullest.environ is not None
+    assert fullest.environ.get(MARKER, NOTHING_APPLIED) == NOTHING_APPLIED
+    assert not SETTINGS.keys() & fullest.environ.keys()
 
 
 def test_ctrl_c_ends_quietly(host: LaunchHost) -> None:
@@ -349,7 +376,7 @@ def test_a_profile_that_cannot_be_used_costs_the_profile_alone(
     ran = run(host)
 
     assert ran.status == 0
-    assert added(host, ran) == {}
+    assert added(host, ran) == NOTHING
     assert len(ran.lines) == 1
     assert "the command starts WITHOUT its profile" in ran.lines[0]
     assert named in ran.lines[0]
@@ -371,7 +398,7 @@ def test_a_profile_in_other_hands_costs_the_profile_alone(host: LaunchHost, name
     ran = run(host)
 
     assert ran.status == 0
-    assert added(host, ran) == {}
+    assert added(host, ran) == NOTHING
     assert "belongs to user 4711" in ran.lines[0]
 
 
@@ -380,7 +407,7 @@ def test_without_an_active_profile_the_command_starts_as_it_is(host: LaunchHost)
 
     ran = run(host)
 
-    assert added(host, ran) == {}
+    assert added(host, ran) == NOTHING
     assert ran.lines == ["nccltune: no profile for this command: no profile is active"]
 
 
@@ -423,7 +450,7 @@ def test_a_fault_of_ours_costs_the_profile_alone(host: LaunchHost, before: str, 
     ran = run(host, before=before)
 
     assert ran.status == 0
-    assert added(host, ran) == {}
+    assert added(host, ran) == {}  # nothing was decided, and the hook may still
     assert len(ran.lines) == 1
     assert named in ran.lines[0]
     assert "WITHOUT" in ran.lines[0]
@@ -448,11 +475,27 @@ def test_a_fault_of_the_driver_costs_the_profile_alone(
     ran = run(host, before=patience)
 
     assert ran.status == 0
-    assert added(host, ran) == {}
+    assert added(host, ran) == NOTHING
     assert named in ran.lines[0]
 
     forced = run(host, "--any-host", before=patience)
     assert added(host, forced) == OURS
+
+
+def test_a_person_who_insists_at_activation_need_not_at_every_launch(host: LaunchHost) -> None:
+    save_candidate(host.profile("far", source="recording:h200-2x-shm"))
+    gpus = host.fingerprint().gpu_uuids
+    activate("far", reason="manual", is_any_host=True, gpu_uuids=gpus)
+
+    assert added(host, run(host)) == OURS
+
+    activate("kimi", reason="manual")
+    activate("far", reason="manual", is_any_host=True, gpu_uuids=("GPU-of-another-host",))
+    state = profiles_dir().parent / "state.json"
+    state.write_text(state.read_text().replace(gpus[0], "GPU-gone"))
+    ran = run(host)
+    assert added(host, ran) == NOTHING
+    assert "--any-host overrides" in ran.lines[0]
 
 
 def test_a_host_without_a_driver_gets_no_profile_unless_a_person_says_so(
@@ -464,7 +507,7 @@ def test_a_host_without_a_driver_gets_no_profile_unless_a_person_says_so(
 
     ran = run(host, environ=environ)
     assert "this host is unknown: no NVIDIA driver found" in ran.lines[0]
-    assert MARKER not in (ran.environ or {})
+    assert (ran.environ or {})[MARKER] == NOTHING_APPLIED
 
     assert (run(host, "--any-host", environ=environ).environ or {})[MARKER] == MARK
 
@@ -476,6 +519,62 @@ def test_a_record_that_cannot_be_written_costs_the_record_alone(host: LaunchHost
 
     assert added(host, ran) == OURS
     assert "not on record" in ran.lines[1]
+
+
+@pytest.mark.parametrize("kind", ["missing", "dangling", "file"])
+def test_a_state_folder_that_is_not_mounted_is_loud_and_stays_as_it_is(
+    host: LaunchHost, tmp_path: Path, kind: str
+) -> None:
+    home = not_mounted(tmp_path, kind)
+
+    ran = run(host, environ=host.environ(NCCLTUNE_HOME=str(home)))
+
+    assert ran.status == 0
+    assert ran.lines[0].startswith("nccltune: warning: the command starts WITHOUT its profile: ")
+    assert "NCCLTUNE_HOME names is not there" in ran.lines[0]
+    assert not home.is_dir()
+    required = run(host, "--require-profile", environ=host.environ(NCCLTUNE_HOME=str(home)))
+    assert (required.status, required.environ) == (3, None)
+
+
+@pytest.mark.parametrize("words", ["-i", "-vi", "--ignore-env", "-u NCCL_A -uNCCL_B"])
+def test_a_profile_that_env_keeps_out_does_not_meet_the_requirement(
+    host: LaunchHost, words: str
+) -> None:
+    names = dict(zip(("NCCL_A", "NCCL_B"), ("NCCL_ALGO", "NCCL_PROTO"), strict=True))
+    for short, name in names.items():
+        words = words.replace(short, name)
+    settings = {name: SETTINGS[name] for name in names.values()}
+    save_candidate(host.profile(settings=settings))
+    activate("kimi", reason="manual")
+    command = ("env", *words.split(), *host.command)
+
+    ran = run(host, "--require-profile", command=command)
+
+    assert (ran.status, ran.environ) == (3, None)
+    assert "would not reach the server: env -" in ran.lines[0]
+
+
+@pytest.mark.parametrize("kind", ["device", "link", "pipe", "stdout"])
+def test_a_report_goes_where_it_is_told_to_and_destroys_nothing(
+    host: LaunchHost, tmp_path: Path, kind: str
+) -> None:
+    path = {"device": Path("/dev/null"), "stdout": Path("/dev/stdout")}.get(kind, tmp_path / kind)
+    if kind == "link":
+        path.symlink_to("report.json")
+    if kind == "pipe":
+        os.mkfifo(path)  # that nobody reads
+    before = path.lstat().st_mode
+
+    ran = run(host, "--report-file", str(path))
+
+    assert ran.status == 0
+    assert (ran.environ or {})[MARKER] == MARK
+    assert path.lstat().st_mode == before
+    if kind == "link":
+        assert json.loads((tmp_path / "report.json").read_text())["data"]["profile"] == "kimi"
+    if kind == "stdout":
+        assert json.loads(ran.out)["data"]["profile"] == "kimi"
 
 
 def test_a_report_that_cannot_be_written_costs_the_report_alone(host: LaunchHost) -> None:
@@ -519,7 +618,8 @@ def test_a_start_from_a_shell_of_an_earlier_profile_gets_the_active_one(host: La
 
     deactivate()
     off = run(host, environ={n: v for n, v in first.environ.items() if n != "STANDIN_REPORT"})
-    assert not OURS.keys() - {KEEP_ENVIRON} & (off.environ or {}).keys()
+    assert not SETTINGS.keys() & (off.environ or {}).keys()
+    assert (off.environ or {})[MARKER] == NOTHING_APPLIED
 
 
 def test_python_m_is_found_like_the_script(host: LaunchHost) -> None:

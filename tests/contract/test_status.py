@@ -281,9 +281,10 @@ def test_status_by_a_user_who_may_not_read_the_ranks_exits_4(
     assert "may not read another user's process" in found["message"]
 
 
-def test_status_loads_nothing_heavy() -> None:
+@pytest.mark.parametrize("more", ["", "--json"], ids=["people", "json"])
+def test_status_loads_nothing_heavy(more: str) -> None:
     code = (
-        "import sys, nccltune.cli.status, nccltune.live.stock; "
+        f"import sys; from nccltune.cli import main; main('status {more}'.split()); "
         "heavy = {'torch', 'optuna', 'numpy', 'rich', 'httpx'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -292,4 +293,6 @@ def test_status_loads_nothing_heavy() -> None:
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
     )
 
-    assert done.stdout.strip() == "[]"
+    *answer, loaded = done.stdout.splitlines()
+    assert "active profile" in answer[0] or "nccltune.cli/1" in answer[0]
+    assert loaded == "[]"

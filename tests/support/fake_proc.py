@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +21,13 @@ class FakeProc:
         (kernel / "boot_id").write_text(f"{BOOT_ID}\n", encoding="ascii")
         (self.root / "uptime").write_text("1.0 1.0\n", encoding="ascii")
 
+    @classmethod
+    def at(cls, root: Path) -> FakeProc:
+        """Return the one that is there already."""
+        found = cls.__new__(cls)
+        found.root = root
+        return found
+
     def add(
         self,
         pid: int,
@@ -31,8 +40,15 @@ class FakeProc:
         name: str = "python3",
         session: int = 0,
         numbers: Sequence[int] = (),
+        uid: int | None = None,
+        links: Mapping[str, Path] | None = None,
     ) -> None:
-        """Add a process, or replace it as ``exec`` does."""
+        """Add a process, or replace it as ``exec`` does.
+
+        Args:
+            uid: of its user; the one that runs the tests if None.
+            links: where ``root``, ``cwd`` and ``exe`` lead, where not to the usual places.
+        """
         folder = self.root / str(pid)
         folder.mkdir(exist_ok=True)
         fields = [state, parent, pid, session or pid, *([0] * 15), ticks, *([0] * 30)]
@@ -42,7 +58,13 @@ class FakeProc:
         entries = [f"{key}={value}" for key, value in (environ or {}).items()]
         (folder / "environ").write_bytes(_block(entries))
         inside = "\t".join(map(str, (pid, *numbers)))
-        (folder / "status").write_text(f"Name:\t{name}\nNSpid:\t{inside}\n", encoding="utf-8")
+        user = "\t".join([str(os.geteuid() if uid is None else uid)] * 4)
+        status = f"Name:\t{name}\nUid:\t{user}\nGid:\t{user}\nGroups:\t\nNSpid:\t{inside}\n"
+        (folder / "status").write_text(status, encoding="utf-8")
+        usual = {"root": Path("/"), "cwd": Path("/"), "exe": Path(sys.executable).resolve()}
+        for link, target in {**usual, **(links or {})}.items():
+            (folder / link).unlink(missing_ok=True)
+            (folder / link).symlink_to(target)
 
     def add_rank(
         self,
@@ -53,10 +75,13 @@ class FakeProc:
         environ: Mapping[str, str] | None = None,
         session: int = 0,
         ticks: int = TICKS,
+        links: Mapping[str, Path] | None = None,
     ) -> None:
         """Add a rank with its title; without an environment it is wiped."""
         title = f"sglang::scheduler_{name}" if name else "sglang::scheduler"
-        self.add(pid, [title], parent=parent, environ=environ, session=session, ticks=ticks)
+        self.add(
+            pid, [title], parent=parent, environ=environ, session=session, ticks=ticks, links=links
+        )
         (self.root / str(pid) / "cmdline").write_bytes(title.encode() + b"\0" * 200)
         if environ is None:
             (self.root / str(pid) / "environ").write_bytes(b"\0" * 500)

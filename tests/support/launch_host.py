@@ -144,3 +144,15 @@ def read_block(path: Path) -> dict[str, str]:
     """Read an environment block that the command has written."""
     entries = path.read_bytes().decode(errors="surrogateescape").split("\0")
     return dict(entry.split("=", 1) for entry in entries if entry)
+
+
+def not_mounted(folder: Path, kind: str) -> Path:
+    """Return what a state folder is where its volume was not mounted: missing, dangling or file."""
+    path = folder / "volume" / "nccltune"
+    if kind != "missing":
+        path.parent.mkdir()
+    if kind == "dangling":
+        path.symlink_to(folder / "nowhere")
+    if kind == "file":
+        path.write_text("in the way")
+    return path

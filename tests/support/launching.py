@@ -63,7 +63,7 @@ class Launch:
     ) -> None:
         self.report_path = folder / "report.json"
         self._out_path, self._err_path = folder / "out", folder / "err"
-        words = launch_words(self.report_path, command, options)
+        self.words = words = launch_words(self.report_path, command, options)
         with self._out_path.open("wb") as out, self._err_path.open("wb") as err:
             popen.setdefault("stdout", out)
             popen.setdefault("stderr", subprocess.STDOUT if has_one_stream else err)

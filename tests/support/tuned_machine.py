@@ -30,6 +30,7 @@ STATE = "/var/lib/nccltune"
 SERVER_USER = "serve"
 SERVER = "sglang@kimi.service"
 SERVICE = "nccltuned.service"
+CONF = "etc/nccltune/kimi.conf"
 UP_TIMEOUT_S = 60.0
 RANK_TITLE = "sglang::scheduler_TP"
 UUIDS = ("GPU-aaaaaaaa-0000-0000-0000-aaaaaaaaaaaa", "GPU-bbbbbbbb-0000-0000-0000-bbbbbbbbbbbb")
@@ -77,7 +78,7 @@ def build(folder: Path) -> tuple[Path, ...]:
     layers.run("sh", "-c", f"set -e; {pip} /{wheel.name}; rm /{wheel.name}; {user}")
     _lay_out_server(layers)
     _lay_out_gpus(layers, folder)
-    layers.write("/etc/nccltune/kimi.conf", server_conf())
+    layers.write(f"/{CONF}", server_conf())
     layers.run(PROGRAM, "install", "--units", "--python", SERVER_PYTHON)
     layers.run("systemctl", "enable", "nccltuned.service", "sglang@kimi.service")
     return (layers.upper.parent / "upper", *below)
@@ -94,6 +95,26 @@ def make_active(layers: Layers, binds: Mapping[Path, str] | None = None) -> None
     settings = json.dumps(SETTINGS)
     layers.run(f"{VENV}/bin/python", "-c", _SAVE_PROFILE, SERVER_PYTHON, settings, binds=binds)
     layers.run(PROGRAM, "profile", "activate", "tuned", binds=binds)
+
+
+def restart(machine: Machine) -> None:
+    """Start the server anew."""
+    machine.run("systemctl", "reset-failed", check=False)
+    machine.run("systemctl", "restart", SERVER)
+
+
+def properties(machine: Machine, unit: str, *names: str) -> list[str]:
+    """Return properties of a unit, in the order of their names."""
+    show = ["systemctl", "show", "--value", unit]
+    return [machine.run(*show, f"--property={name}").stdout.strip() for name in names]
+
+
+def write_unit(machine: Machine, path: str, text: str) -> None:
+    """Put a unit or a drop-in into the folder that a boot empties."""
+    file = machine.root / "run/systemd/system" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    machine.run("systemctl", "daemon-reload")
 
 
 def show_driver(machine: Machine) -> None:

@@ -10,7 +10,16 @@ import pytest
 
 from tests.support import nspawn
 from tests.support.nspawn import Layers, Machine
-from tests.support.tuned_machine import build, make_active, wait_for_server
+from tests.support.tuned_machine import (
+    CONF,
+    PROGRAM,
+    STATE,
+    build,
+    make_active,
+    restart,
+    server_conf,
+    wait_for_server,
+)
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +52,14 @@ def shared(
         machine.wait_until_up()
         wait_for_server(machine)
         yield machine
+
+
+@pytest.fixture
+def machine(shared: Machine) -> Iterator[Machine]:
+    """The shared machine, with its server's file and drop-ins as they were afterwards."""
+    yield shared
+    shared.run("sh", "-c", "rm -rf /run/systemd/system/*; systemctl daemon-reload")
+    # It may have been rolled back.
+    shared.run(PROGRAM, "profile", "activate", "tuned", environ={"NCCLTUNE_HOME": STATE})
+    (shared.root / CONF).write_text(server_conf())
+    restart(shared)

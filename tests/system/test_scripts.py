@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("scripts/search", "scripts/check", "scripts/_venv.sh", ".ci/run")
+SCRIPTS = (
+    "scripts/search",
+    "scripts/check",
+    "scripts/_venv.sh",
+    ".ci/run",
+    "systemd/nccltune-start",
+)
 OLD_PYTHON = "#!/bin/sh\nexit 1\n"  # what the version test of a 3.10 comes to
 NEW_PYTHON = '#!/bin/sh\necho "$0"\n'  # passes every question, torch included
 NO_TORCH = '#!/bin/sh\ncase "$*" in *find_spec*) exit 1 ;; esac\necho "$0"\n'
@@ -100,6 +106,47 @@ def test_find_python_with_an_old_one_named_refuses_it(
 
     assert done.returncode == 5
     assert "PYTHON=python3.10 is not a Python 3.11 or newer" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_told"),
+    [("one", False), ("link", False), ("other", True), ("broken", True), ("", False)],
+)
+def test_set_up_says_when_the_interpreter_named_is_not_that_of_the_environment(
+    wanted: str, is_told: bool, tmp_path: Path
+) -> None:
+    scripts, venv = tmp_path / "scripts", tmp_path / ".venv" / "bin"
+    for folder in (scripts, venv):
+        folder.mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "_venv.sh", scripts)
+    (tmp_path / "pyproject.toml").touch()
+    for name, told in (("one", "one"), ("other", "other"), ("link", "link"), ("broken", "")):
+        text = f'#!/bin/sh\necho "{tmp_path}/{told}"\n' if told else OLD_PYTHON
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to("one")
+    (venv / "python").symlink_to(tmp_path / "one")
+    named = {"PYTHON": str(tmp_path / wanted)} if wanted else {}
+
+    done = subprocess.run(
+        [
+            "bash",
+            "-euo",
+            "pipefail",
+            "-c",
+            'source "$0"; pip_in() { :; }; set_up',
+            str(scripts / "_venv.sh"),
+        ],
+        env={"PATH": os.environ["PATH"], **named},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+
+    assert ("does nothing: .venv is there already" in done.stderr) is is_told
+    assert "installing nccltune into .venv" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import stat
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from nccltune.atomic import make_dir, write_atomic
+from nccltune import atomic
+from nccltune.atomic import make_dir, write_atomic, write_output
 from nccltune.errors import FileError
 
 
@@ -166,3 +171,170 @@ def test_make_dir_below_a_file_is_a_file_error(tmp_path: Path) -> None:
 
     with pytest.raises(FileError, match="Not a directory"):
         make_dir(tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o027, 0o000], ids=oct)
+def test_make_dir_lets_others_read_what_it_made_and_leaves_the_rest(
+    tmp_path: Path, mask: int
+) -> None:
+    (tmp_path / "mine").mkdir(mode=0o700)
+    old_mask = os.umask(mask)
+    try:
+        make_dir(tmp_path / "mine" / "store" / "profiles")
+    finally:
+        os.umask(old_mask)
+
+    modes = [
+        stat.S_IMODE((tmp_path / name).stat().st_mode)
+        for name in ("mine", "mine/store", "mine/store/profiles")
+    ]
+    assert modes == [0o700, 0o755, 0o755]
+
+
+# What a person has named.
+
+
+def test_write_output_follows_links_and_keeps_mode_and_owner(tmp_path: Path) -> None:
+    target = tmp_path / "there" / "report.json"
+    target.parent.mkdir()
+    target.write_text("old")
+    target.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(target, 4711, 4712)
+    (tmp_path / "one").symlink_to("there/report.json")
+    (tmp_path / "two").symlink_to(tmp_path / "one")
+
+    write_output(tmp_path / "two", "new")
+
+    assert target.read_text() == "new"
+    assert (tmp_path / "one").is_symlink()
+    assert (tmp_path / "two").is_symlink()
+    status = target.stat()
+    assert stat.S_IMODE(status.st_mode) == 0o640
+    if os.geteuid() == 0:
+        assert (status.st_uid, status.st_gid) == (4711, 4712)
+
+
+def test_write_output_of_a_new_file_follows_the_umask_and_a_dangling_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("new.json")
+    old_mask = os.umask(0o027)
+    try:
+        write_output(tmp_path / "link", "new")
+    finally:
+        os.umask(old_mask)
+
+    assert (tmp_path / "new.json").read_text() == "new"
+    assert stat.S_IMODE((tmp_path / "new.json").stat().st_mode) == 0o640
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_write_output_leaves_a_device_a_device(tmp_path: Path) -> None:
+    device = tmp_path / "null"
+    try:
+        os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        os.close(os.open(device, os.O_WRONLY))
+    except PermissionError:
+        device = Path("/dev/null")
+
+    write_output(device, "gone")
+
+    assert stat.S_ISCHR(device.stat().st_mode)
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_write_output_to_a_full_device_says_so() -> None:
+    with pytest.raises(FileError, match="No space left") as refusal:
+        write_output(Path("/dev/full"), "x")
+
+    assert refusal.value.code == "disk_full"
+    assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
+
+
+def test_write_output_into_a_pipe_that_somebody_reads(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reading, True)
+    found: list[bytes] = []
+
+    def read() -> None:
+        select.select([reading], [], [], 10.0)  # before there is a writer, all is at its end
+        with os.fdopen(reading, "rb") as file:
+            found.append(file.read())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    write_output(pipe, "x" * 300_000)
+    reader.join(10.0)
+
+    assert found == [b"x" * 300_000]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_write_output_into_a_pipe_that_nobody_reads_waits_for_nobody(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    with pytest.raises(FileError, match="nobody reads this pipe"):
+        write_output(pipe, "x")
+
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_write_output_into_a_pipe_that_is_full_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic, "OUTPUT_WAIT_S", 0.05)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(FileError, match="Resource temporarily unavailable"):
+            write_output(pipe, "x" * 300_000)
+    finally:
+        os.close(reading)
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_write_output_to_stdout_keeps_what_stands_there(tmp_path: Path, name: str) -> None:
+    code = (
+        "from pathlib import Path\nfrom nccltune.atomic import write_output\n"
+        f"write_output(Path({name!r}), 'ours\\n')"
+    )
+    out = tmp_path / "out"
+    out.write_text("before\n")
+
+    with out.open("a") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    piped = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+    assert out.read_text() == "before\nours\n"
+    assert piped.stdout == b"ours\n"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_write_output_onto_a_folder_or_into_none_is_a_file_error(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing" / "a.json"):
+        with pytest.raises(FileError, match="cannot be written"):
+            write_output(path, "x")
+
+
+def test_write_output_in_a_circle_of_links_is_a_file_error(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+
+    with pytest.raises(FileError, match="symbolic links"):
+        write_output(tmp_path / "a", "x")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act for another user")
+def test_write_output_follows_nobody_elses_link_where_all_may_put_one(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("old")
+    tmp_path.chmod(0o1777)
+    (tmp_path / "link").symlink_to("precious")
+    os.chown(tmp_path / "link", 4711, 4711, follow_symlinks=False)
+
+    with pytest.raises(FileError, match="is a link of user 4711"):
+        write_output(tmp_path / "link", "x")
+
+    assert (tmp_path / "precious").read_text() == "old"

@@ -145,6 +145,11 @@ def test_status_of_every_other_exit_code_is_error(exit_code: ExitCode) -> None:
     assert status_of(exit_code) == "error"
 
 
+@pytest.mark.parametrize("exit_code", [-9, 17, 126, 137, 255])
+def test_status_of_a_servers_own_exit_code_is_error(exit_code: int) -> None:
+    assert json.loads(Envelope("launch", exit_code).format())["status"] == "error"
+
+
 def test_status_of_answers() -> None:
     assert [status_of(code) for code in (0, 3, 4)] == ["ok", "no", "unknown"]
 

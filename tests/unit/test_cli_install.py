@@ -37,6 +37,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shipped_dir=ROOT,
         state_dir=tmp_path / "state",
         program_dir=programs,
+        start_path=tmp_path / "sbin/nccltune-start",
         proc_root=tmp_path / "proc",
         dev_root=tmp_path / "dev",
     )
@@ -58,6 +59,7 @@ def test_dry_run_shows_every_file_and_writes_none(host: Path) -> None:
     steps = answer.data["steps"]
     assert isinstance(steps, list)
     assert {Path(step["path"]).name for step in steps} == {
+        "nccltune-start",
         "nccltuned.service",
         "nccltuned.socket",
         "sglang@.service",
@@ -67,7 +69,7 @@ def test_dry_run_shows_every_file_and_writes_none(host: Path) -> None:
     assert answer.data["is_dry_run"] is True
 
 
-def test_install_then_uninstall_leaves_nothing(host: Path) -> None:
+def test_install_then_uninstall_leaves_what_systemd_may_still_start(host: Path) -> None:
     venv.create(host / "server", with_pip=False, symlinks=True)
     python = str(host / "server/bin/python")
     before = {path for path in host.rglob("*") if path.is_file()}
@@ -75,11 +77,13 @@ def test_install_then_uninstall_leaves_nothing(host: Path) -> None:
     installed = call(install_command, "--units", "--python", python)
     removed = call(uninstall_command)
 
-    assert {path for path in host.rglob("*") if path.is_file()} == before
+    start = host / "sbin/nccltune-start"
+    assert {path for path in host.rglob("*") if path.is_file()} == before | {start}
     assert json.dumps(installed.data)
     assert removed.data["commands"] == [
         "systemctl stop nccltuned.service",
         "systemctl daemon-reload",
+        f"rm {start}",
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,31 @@ def test_plain_view_names_each_stage_once_with_the_time_of_the_one_before(
     for elapsed_s in (38.0, 38.3, 39.0):
         view.update(moment(elapsed_s=elapsed_s))
 
-    assert said(capfd) == ["nccltune: 0:38 loading weights (5 of 64); connecting ranks took 2 s"]
+    assert said(capfd) == ["nccltune: 0:26 loading weights (5 of 64); connecting ranks took 2 s"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_stages_took_adds_up_to_the_clock_beside_it(
+    seed: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(seed)
+    view, now_s = PlainView(), 0.0
+    times: list[StepTime] = []
+    for stage in (Stage.START, Stage.SERVER_ARGS, Stage.INIT_PARALLEL, Stage.WEIGHTS, Stage.READY):
+        step, late_s = Step(stage, "", now_s), rng.random() / 4
+        running = (*times, StepTime(step, late_s))
+        view.update(Moment(Waited(step, now_s + late_s, late_s, Limits()), running, None, 7))
+        times.append(StepTime(step, rng.uniform(0.0, 9.0)))
+        now_s = step.began_s + times[-1].duration_s
+    ready = Moment(Waited(step, now_s, 0.0, Limits()), tuple(times), None, 7, served_s=0.0)
+
+    lines = said(capfd)
+    clocks = [int(line.split()[1].removeprefix("0:")) for line in lines]
+    took = [int(line.split()[-2]) if " took " in line else 0 for line in lines]
+    assert [sum(took[: idx + 1]) for idx in range(len(lines))] == clocks
+    words = ready_line(ready).split()
+    parts = [int(word) for word in words[3:] if word.isdecimal()]
+    assert sum(parts) == int(words[2]) == int(now_s)
 
 
 def test_plain_view_repeats_a_count_that_grows_every_ten_seconds(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import stat
@@ -113,7 +114,7 @@ def test_activate_on_a_foreign_host_keeps_what_was_active(
     assert read_active().name == "other"
 
 
-def test_activate_for_any_host_warns_that_each_launch_needs_the_same(
+def test_activate_for_any_host_is_kept_for_this_host_and_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_candidate(MINE)
@@ -122,8 +123,9 @@ def test_activate_for_any_host_warns_that_each_launch_needs_the_same(
     envelope = profile_verb(capsys, "activate", "mine", "--any-host")
 
     assert envelope["exit_code"] == 0
-    assert "nccltune run --any-host" in envelope["warnings"][0]
+    assert "launches on these GPUs get it" in envelope["warnings"][0]
     assert read_active().name == "mine"
+    assert read_active().is_insisted_on(FINGERPRINT.gpu_uuids)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +144,7 @@ def test_activate_of_what_was_not_measured_needs_any_host(
     assert refused["errors"][0]["code"] == code
     assert forced["exit_code"] == 0
     assert "--any-host" in forced["warnings"][0]
+    assert read_active().is_insisted_on(FINGERPRINT.gpu_uuids)
 
 
 def test_activate_of_a_profile_for_no_host_is_unverified(
@@ -197,7 +200,8 @@ def test_activate_without_a_driver_needs_any_host(
     envelope = profile_verb(capsys, "activate", "mine", "--any-host")
 
     assert envelope["exit_code"] == 0
-    assert "was not looked at" in envelope["warnings"][0]
+    assert "nccltune run --any-host" in envelope["warnings"][0]
+    assert read_active().any_host_gpus == ()
 
 
 def test_activate_of_a_fingerprint_that_makes_no_sense_is_refused(
@@ -393,6 +397,52 @@ def test_import_keeps_a_candidate(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert Path(envelope["data"]["path"]) == profiles_dir() / "mine.json"
     assert read_active().name is None
     assert profile_verb(capsys, "show", "mine")["data"]["settings"] == SETTINGS
+
+
+def test_import_takes_what_is_piped_in(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(format_profile(MINE).encode())))
+
+    envelope = profile_verb(capsys, "import", "-")
+
+    assert Path(envelope["data"]["path"]) == profiles_dir() / "mine.json"
+    assert profile_verb(capsys, "show", "mine")["data"]["settings"] == SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "standard input:1: is empty"),
+        (b"\xff", "is not UTF-8"),
+        (b" " * (2**20 + 1), "larger than 1 MiB"),
+        (b'{"schema": "nccltune.profile/1"', "ends too early"),
+    ],
+    ids=["empty", "binary", "large", "cut"],
+)
+def test_import_of_what_is_no_profile_through_a_pipe_is_refused(
+    content: bytes,
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    envelope = profile_verb(capsys, "import", "-")
+
+    assert envelope["exit_code"] == 6
+    assert problem in envelope["errors"][0]["message"]
+
+
+def test_activate_names_the_folder_that_it_wrote_to(capsys: pytest.CaptureFixture[str]) -> None:
+    save_candidate(MINE)
+
+    envelope = profile_verb(capsys, "activate", "mine")
+    main(["profile", "activate", "mine"])
+
+    folder = str(profiles_dir().parent)
+    assert envelope["data"]["state_folder"] == folder
+    assert folder in capsys.readouterr().out.replace("\n", "")
 
 
 def test_import_under_another_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,6 +141,33 @@ def test_memory_that_is_not_there_is_a_failure(host: DoctorHost, tmp_path: Path)
     check = memory(host, tmp_path, "--mem-fraction-static", "0.99")
 
     assert_status(check, Status.FAIL, "2000 MiB", "leaves 1443 MiB", "runs out of memory")
+
+
+@pytest.mark.parametrize(
+    ("baseline_mib", "said", "has_other_profile_as_fix"),
+    [
+        (200, "500 MiB more than under the defaults", True),
+        (700, "no more than under the defaults", False),
+        (900, "no more than under the defaults", False),
+        (None, "under profile mine, and", True),
+        ("much", "under profile mine, and", True),
+    ],
+)
+def test_memory_is_set_beside_what_the_defaults_take_where_that_was_measured(
+    host: DoctorHost,
+    tmp_path: Path,
+    baseline_mib: Any,
+    said: str,
+    has_other_profile_as_fix: bool,
+) -> None:
+    baseline = baseline_mib * MIB if isinstance(baseline_mib, int) else baseline_mib
+    facts = {"memory_bytes_per_gpu": 700 * MIB, "memory_baseline_bytes_per_gpu": baseline}
+    use({"NCCL_MAX_CTAS": "8"}, **facts)
+
+    check = memory(host, tmp_path, "--mem-fraction-static", "0.99")
+
+    assert_status(check, Status.WARN, "700 MiB", said)
+    assert ("choose a profile" in check.fix) is has_other_profile_as_fix
 
 
 def test_memory_of_large_buffers_is_reckoned_where_it_was_not_measured(

@@ -22,7 +22,7 @@ from tests.support.doctor_hosts import (
     write_models,
 )
 from tests.support.fake_nvml import pcie_host
-from tests.support.launch_host import make_site
+from tests.support.launch_host import make_site, not_mounted
 
 SETTINGS = {"NCCL_PROTO": "allreduce:LL", "NCCL_MAX_CTAS": "16"}
 
@@ -128,6 +128,15 @@ def test_state_folder_that_is_mounted_read_only_is_told(host: DoctorHost) -> Non
     host.put("proc/self/mountinfo", "22 1 254:0 / / ro,relatime - ext4 /dev/vda rw\n")
 
     assert_status(host.look()["state_folder"], Status.WARN, "cannot be written")
+
+
+@pytest.mark.parametrize("kind", ["missing", "dangling", "file"])
+def test_state_folder_that_is_not_mounted_fails(
+    host: DoctorHost, tmp_path: Path, kind: str
+) -> None:
+    host.environ["NCCLTUNE_HOME"] = str(not_mounted(tmp_path, kind))
+
+    assert_status(host.look()["state_folder"], Status.FAIL, "names is not there", "mount it")
 
 
 def test_state_folder_of_a_relative_name_is_a_failure(host: DoctorHost) -> None:

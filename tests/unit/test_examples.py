@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -11,16 +12,12 @@ import pytest
 import yaml
 
 from nccltune.sglang.command import parse_launch
+from nccltune.supervise import DEFAULT_READY_TIMEOUT_S
 
-CONTAINER = Path(__file__).parents[2] / "examples/container"
+ROOT = Path(__file__).parents[2]
+CONTAINER = ROOT / "examples/container"
+SYSTEMD = ROOT / "systemd"
 Require = Callable[[object, str], None]
-
-STANDIN = """#!/bin/sh
-[ "$1" = --version ] && exit {status}
-echo "tuned: $*"
-shift 2
-exec "$@"
-"""
 
 
 def lint(require: Require, *command: str) -> str:
@@ -39,7 +36,6 @@ SCRIPTS = Path(sys.executable).parent
 @pytest.mark.parametrize(
     "command",
     [
-        ("shellcheck", "entrypoint.sh"),
         ("hadolint", "Dockerfile.fragment"),
         ("kubernetes-validate", "--strict", "--quiet", "kubernetes.yaml"),
     ],
@@ -50,51 +46,37 @@ def test_linter_has_no_finding(command: tuple[str, ...], require: Require) -> No
     assert lint(require, *command) == ""
 
 
-def run_entrypoint(
-    folder: Path, *command: str, status: int | None = 0
-) -> subprocess.CompletedProcess[str]:
-    """Run the entry point with a stand-in for nccltune that ends ``--version`` with a status."""
-    if status is not None:
-        (folder / "nccltune").write_text(STANDIN.format(status=status))
-        (folder / "nccltune").chmod(0o755)
-    return subprocess.run(
-        [str(CONTAINER / "entrypoint.sh"), *command],
-        env={"PATH": f"{folder}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture
+def entry_point() -> list[str]:
+    """The image's entry point, with the places of this installation for those in the image."""
+    text = (CONTAINER / "Dockerfile.fragment").read_text()
+    words: list[str] = json.loads(text.rpartition("\nENTRYPOINT ")[2])
+    places = {
+        "/usr/local/sbin/nccltune-start": str(SYSTEMD / "nccltune-start"),
+        "/opt/nccltune/bin/python": sys.executable,
+    }
+    assert set(places) <= set(words)
+    return [places.get(word, word) for word in words]
 
 
-def test_entrypoint_becomes_the_command_under_the_profile(tmp_path: Path) -> None:
-    done = run_entrypoint(tmp_path, "sh", "-c", 'echo "$1"; exit 7', "sh", "a  b")
+def test_entry_point_becomes_the_command_under_nccltune(entry_point: list[str]) -> None:
+    command = ["/bin/sh", "-c", 'echo "$$ $1"; exit 7', "sh", "a  b"]
+    with subprocess.Popen(
+        [*entry_point, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        stdout, stderr = process.communicate()
 
-    assert done.returncode == 7
-    assert done.stdout.splitlines()[1:] == ["a  b"]
-    assert done.stdout.startswith("tuned: run -- sh -c ")
-
-
-@pytest.mark.parametrize("status", [None, 1], ids=["missing", "broken"])
-def test_entrypoint_starts_the_server_where_nccltune_does_not_run(
-    status: int | None, tmp_path: Path
-) -> None:
-    done = run_entrypoint(tmp_path, "echo", "up", status=status)
-
-    assert (done.returncode, done.stdout) == (0, "up\n")
-    assert "starting on NCCL's defaults" in done.stderr
+    assert (process.returncode, stdout) == (7, f"{process.pid} a  b\n")
+    assert "nccltune: no profile" in stderr
 
 
-def test_entrypoint_without_a_command_says_so(tmp_path: Path) -> None:
-    done = run_entrypoint(tmp_path)
+def test_image_has_what_its_entry_point_names() -> None:
+    text = (CONTAINER / "Dockerfile.fragment").read_text()
 
-    assert done.returncode == 125
-    assert "no command" in done.stderr
-
-
-def test_entrypoint_passes_signals_for_it_is_the_command(tmp_path: Path) -> None:
-    done = run_entrypoint(tmp_path, "sh", "-c", "kill -TERM $$; echo still")
-
-    assert (done.returncode, done.stdout.splitlines()[1:]) == (-15, [])
+    shipped = "/opt/nccltune/share/nccltune/systemd/nccltune-start"
+    assert f"install -m 755 {shipped} /usr/local/sbin/" in text
+    assert "python3 -m venv /opt/nccltune" in text
+    assert "NCCLTUNE_HOME=/var/lib/nccltune" in text
 
 
 @pytest.fixture
@@ -134,12 +116,8 @@ def test_probes_outwait_a_healthy_answer_and_a_long_start(pod: dict[str, Any]) -
     startup = container["startupProbe"]
 
     assert startup["timeoutSeconds"] > 1  # a healthy answer of /health takes a second
-    assert startup["periodSeconds"] * startup["failureThreshold"] >= 1800
-
-
-def test_dockerfile_and_entry_point_speak_of_the_same_files() -> None:
-    text = (CONTAINER / "Dockerfile.fragment").read_text()
-
-    assert "COPY --chmod=755 entrypoint.sh /usr/local/bin/nccltune-entrypoint" in text
-    assert 'ENTRYPOINT ["/usr/local/bin/nccltune-entrypoint"]' in text
-    assert "NCCLTUNE_HOME=/var/lib/nccltune" in text
+    start_s = startup["periodSeconds"] * startup["failureThreshold"]
+    assert start_s > DEFAULT_READY_TIMEOUT_S
+    assert (
+        f"has\n          # {start_s // 60} minutes" in (CONTAINER / "kubernetes.yaml").read_text()
+    )

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.live.failed_starts import Ending, Start, failures_against, read_log
+from nccltune.live.failed_starts import (
+    Ending,
+    Start,
+    failures_against,
+    read_log,
+    uncounted_failures,
+)
 
 PROFILE, OTHER = "a" * 16, "b" * 16
 LOGS = Path(__file__).resolve().parents[1] / "data/sglang-logs"
@@ -117,6 +123,27 @@ def test_failures_before_the_profile_was_activated_again_do_not_count() -> None:
     assert count(found, activated_at="2026-11-29T12:01:30+00:00") == 1
     assert count(found, activated_at="2026-11-29T12:01:00+00:00") == 2
     assert count(found, activated_at="some day") == 3
+
+
+def test_starts_that_are_not_to_be_trusted_speak_neither_way() -> None:
+    def strangers(*endings: tuple[Ending, str | None] | Ending) -> list[Start]:
+        return [replace(start, pid=9, is_trusted=False) for start in starts(*endings)]
+
+    assert count(strangers(Ending.NCCL, Ending.NCCL, Ending.NCCL)) == 0
+    assert count([*starts(Ending.NCCL, Ending.NCCL), *strangers(Ending.READY)]) == 2
+    assert count([*strangers((Ending.NCCL, None)), *starts(Ending.NCCL)]) == 1
+    assert count([*strangers((Ending.READY, None)), *starts(Ending.FAILED)]) == 0
+    found = [*starts(Ending.NCCL), *strangers(Ending.NCCL, Ending.PORT, (Ending.NCCL, OTHER))]
+    assert len(uncounted_failures(found, PROFILE)) == 1
+
+
+def test_generation_goes_before_the_time_of_day() -> None:
+    found = [replace(start, generation=4) for start in starts(Ending.NCCL, Ending.NCCL)]
+    late = "2999-01-01T00:00:00+00:00"
+
+    assert len(failures_against(found, PROFILE, activated_at=late, generation=4)) == 2
+    assert len(failures_against(found, PROFILE, generation=5)) == 0
+    assert len(failures_against(found, PROFILE, activated_at=late)) == 0
 
 
 @pytest.mark.parametrize("name", ["tp1.log", "tp2.log"])

@@ -47,6 +47,14 @@ def explain(*texts: str) -> Failure:
         ),
         (FailureKind.WATCHDOG, "Scheduler watchdog timeout (self.watchdog_timeout=300)"),
         (FailureKind.CHILD, "RuntimeError: Rank 1 scheduler died during initialization (exit cod"),
+        (
+            FailureKind.KILLED,
+            "RuntimeError: Rank 1 scheduler died (exit code: -9). If exit code is",
+        ),
+        (
+            FailureKind.NCCL,
+            "RuntimeError: Rank 1 scheduler died (exit code: -8). If exit code is -9",
+        ),
         (FailureKind.EXCEPTION, "ValueError: There is no safetensors file in /models/target"),
         (FailureKind.EXCEPTION, "huggingface_hub.errors.HFValidationError: Repo id must be"),
     ],
@@ -112,6 +120,21 @@ def test_failure_without_a_known_word_is_the_last_line() -> None:
 
 def test_failure_where_only_the_parent_speaks_is_of_a_child() -> None:
     assert explain("Load weight begin.", SIGQUIT, "bye") == Failure(FailureKind.CHILD, SIGQUIT)
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind"),
+    [
+        ('File "sglang/srt/distributed/device_communicators/pynccl.py", line 1', FailureKind.NCCL),
+        ('File "transformers/tokenizer.py", line 1', FailureKind.CHILD),
+    ],
+)
+def test_failure_by_a_crash_is_of_nccl_where_that_is_on_the_stack(
+    frame: str, kind: FailureKind
+) -> None:
+    crash = "Fatal Python error: Floating point exception"
+
+    assert explain(crash, "", "Current thread 0x01:", frame, SIGQUIT) == Failure(kind, crash)
 
 
 def test_failure_is_final_once_the_server_gave_up() -> None:

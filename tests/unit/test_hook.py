@@ -14,21 +14,34 @@ from typing import Any
 import pytest
 
 import nccltune_hook
+from nccltune import paths
 from nccltune.envvars import CATALOGUE, Kind
 from nccltune.errors import NccltuneError
 from nccltune.host.fingerprint import Fingerprint, MatchKind, compare
 from nccltune.inject.decision import command_digest
-from nccltune.inject.marker import format_marker, parse_marker, settings_digest
+from nccltune.inject.marker import (
+    NOTHING_APPLIED,
+    format_marker,
+    parse_marker,
+    settings_digest,
+)
 from nccltune.inject.overrides import share_out
 from nccltune.installing import hook_files
-from nccltune.paths import state_dir
+from nccltune.paths import reading_dir, state_dir
 from nccltune.profile import Profile, format_profile
 from nccltune.sglang.command import parse_launch
-from nccltune.store import activate, read_active, read_launch_records
+from nccltune.store import (
+    activate,
+    read_active,
+    read_launch_records,
+    rollback,
+    save_candidate,
+)
 from nccltune_hook import command as hook_command
 from nccltune_hook import host as hook_host
 from nccltune_hook import launching
 from nccltune_hook import store as hook_store
+from tests.support.launch_host import not_mounted
 from tests.support.random_profiles import random_settings
 from tests.support.standin_sglang.program import (
     Running,
@@ -147,7 +160,7 @@ def test_command_digest_is_that_of_every_route(argv: list[str], typed: list[str]
     tokens = hook_command.server_tokens(argv)
     assert tokens is not None
 
-    line = json.loads(launching._format_record(tokens, {}, launching.Decision("")))
+    line = launching._launch_data(tokens, {}, launching.Decision(""))
 
     typed = ["python3", "-m", "sglang.launch_server", *argv[1:]] if "serve" not in argv else argv
     assert line["command_digest"] == command_digest(typed)
@@ -168,12 +181,48 @@ def test_process_that_launches_no_server_is_left_alone(argv: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["NCCLTUNE_HOME", "XDG_STATE_HOME", "HOME"])
-def test_state_folder_is_that_of_every_route(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_folder_is_that_of_every_route(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
-    environ = {name: "/somewhere"}
+    environ = {name: str(tmp_path)}
 
-    assert hook_store.state_dir(environ) == state_dir(environ)
+    assert hook_store.reading_dir(environ) == reading_dir(environ)
+
+
+@pytest.mark.parametrize("has_own", [False, True], ids=["none", "own"])
+@pytest.mark.parametrize("has_system", [False, True], ids=["none", "system"])
+def test_state_folder_of_a_user_without_a_store_is_the_hosts(
+    has_own: bool, has_system: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    system, own = tmp_path / "system", tmp_path / "own" / "nccltune"
+    for module in (paths, hook_store):
+        monkeypatch.setattr(module, "SYSTEM_STATE_DIR", system)
+    for folder, is_there in ((system, has_system), (own, has_own)):
+        folder.mkdir(parents=True)
+        if is_there:
+            (folder / "state.json").write_text("broken or not")
+    environ = {"XDG_STATE_HOME": str(own.parent)}
+
+    assert hook_store.reading_dir(environ) == reading_dir(environ)
+    assert reading_dir(environ) == (system if has_system and not has_own else own)
+
+
+@pytest.mark.parametrize("kind", ["missing", "dangling", "file"])
+def test_state_folder_that_is_not_mounted_is_loud(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    home = not_mounted(tmp_path, kind)
+    environ = {"NCCLTUNE_HOME": str(home)}
+
+    assert decide(NCCLTUNE_HOME=str(home)).is_degraded
+    launching.tune(["/site/sglang/launch_server.py", *EAGLE3], environ)
+
+    assert f"NCCLTUNE_HOME={home}: there is no such folder" in capfd.readouterr().err
+    assert not home.is_dir()
+    assert "NCCL_PROTO" not in environ
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -200,10 +249,30 @@ def test_marker_and_digest_are_those_of_every_route() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["0123456789abcdef:", "0123456789abcdef:NCCL_ALGO", "yes", "", "0123:NCCL_ALGO"]
+    "text",
+    [
+        "0123456789abcdef:",
+        "0123456789abcdef:NCCL_ALGO",
+        "yes",
+        "",
+        "0123:NCCL_ALGO",
+        "none",
+        "none:",
+    ],
 )
 def test_marker_is_recognised_as_by_every_route(text: str) -> None:
-    assert launching.is_decided({"NCCLTUNE_APPLIED": text}) == (parse_marker(text) is not None)
+    is_mark = parse_marker(text) is not None or text == NOTHING_APPLIED
+
+    assert launching.is_decided({"NCCLTUNE_APPLIED": text}) == is_mark
+
+
+def test_marker_of_a_launch_that_gets_nothing_is_left_too() -> None:
+    environ = {"NCCLTUNE_HOME": os.environ["NCCLTUNE_HOME"]}
+
+    launching.tune(["/site/sglang/launch_server.py", *EAGLE3], environ)
+
+    assert environ.pop("NCCLTUNE_APPLIED") == NOTHING_APPLIED
+    assert set(environ) == {"NCCLTUNE_HOME"}
 
 
 # The store
@@ -296,6 +365,57 @@ def test_profile_that_the_store_refuses_is_refused(fault: Callable[[Path], objec
     assert (decision.digest, decision.applied, decision.is_degraded) == (None, {}, True)
     assert "kimi" in decision.reason
     assert decision.reason.startswith("warning: ")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"NCCL_BUFFSIZE": "-1"},
+        {"NCCL_ALGO": "Foo"},
+        {"NCCL_NTHREADS": "7"},
+        {"NCCL_MAX_CTAS": "0"},
+        {"NCCL_MIN_CTAS": "16", "NCCL_MAX_CTAS": "8"},
+        {"NCCL_ALGO": "allreduce:Ring", "NCCL_PROTO": "LL"},
+        {"NCCL_MAX_CTAS": "8", "NCCL_MAX_NCHANNELS": "8"},
+    ],
+    ids=lambda settings: " ".join(f"{name}={value}" for name, value in settings.items()),
+)
+def test_profile_with_values_that_the_store_refuses_is_refused(settings: dict[str, str]) -> None:
+    path = save()
+    path.write_text(format_profile(Profile("kimi", settings)))
+
+    assert read_active().profile is None
+    decision = decide()
+
+    assert (decision.digest, decision.applied, decision.is_degraded) == (None, {}, True)
+    assert "nccltune profile activate kimi" in decision.reason
+
+
+@pytest.mark.parametrize("change", [{"digest": None}, {"digest": "0" * 16}, {"digest": 7}])
+def test_profile_that_nobody_has_checked_is_refused(change: dict[str, object]) -> None:
+    path = save().parents[1] / "state.json"
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps({**state, **change}))
+
+    decision = decide()
+
+    assert (decision.digest, decision.is_degraded) == (None, True)
+    assert "nccltune profile activate kimi" in decision.reason
+
+
+def test_profile_after_every_step_is_the_one_that_was_checked() -> None:
+    other = {"NCCL_PROTO": "allreduce:LL128"}
+    save("other", other)
+    save()
+    assert decide().applied == SETTINGS
+
+    rollback()
+    assert decide().applied == other
+    rollback()
+    assert decide().applied == SETTINGS
+
+    save_candidate(Profile("kimi", {"NCCL_MAX_CTAS": "4"}))  # the active one keeps its settings
+    assert decide().applied == SETTINGS
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -414,6 +534,48 @@ def fit(
     own = {"SGLANG_NCCL_SO_PATH": str(library), **environ}
     data = fingerprint.to_json()
     return hook_host.check_fit(data, launch, own, proc_root=proc, dev_root=dev)
+
+
+@pytest.mark.parametrize(
+    ("said_of", "visible", "is_it"),
+    [
+        (UUIDS, None, True),
+        (UUIDS[:2], "0,1", True),
+        (UUIDS[:2], None, False),
+        (UUIDS[:2], "0,2", False),
+        (UUIDS, "9", False),
+        ([], None, False),
+        ([7, None], None, False),
+    ],
+)
+def test_a_persons_word_is_for_the_gpus_that_it_was_said_of(
+    said_of: list[Any], visible: str | None, is_it: bool, tmp_path: Path
+) -> None:
+    proc, dev = make_driver(tmp_path)
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+
+    found = hook_host.is_insisted_on(said_of, environ, proc_root=proc, dev_root=dev)
+
+    assert found is is_it
+
+
+@pytest.mark.parametrize("source", ["shared-gpu", "recording:h200-2x-shm"])
+def test_decide_on_what_was_not_measured_on_real_ranks_needs_a_person(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [hook_host.Gpu(uuid, "NVIDIA H200") for uuid in UUIDS]
+    monkeypatch.setattr(hook_host, "read_gpus", lambda *_: gpus)
+    path = save()
+    path.write_text(format_profile(Profile("kimi", SETTINGS, source=source)))
+
+    refused = decide()
+    assert (refused.digest, refused.is_degraded) == (None, True)
+    assert decide(NCCLTUNE_ANY_HOST="1").applied == SETTINGS
+
+    activate("kimi", reason="manual", is_any_host=True, gpu_uuids=UUIDS)
+    assert decide().applied == SETTINGS
+    monkeypatch.setattr(hook_host, "read_gpus", lambda *_: [hook_host.Gpu("GPU-other", "x")])
+    assert decide().is_degraded
 
 
 def test_fit_on_the_same_gpus_is_identical(tmp_path: Path) -> None:
@@ -568,7 +730,7 @@ def test_load_never_raises(
     if place == "import":
         monkeypatch.setitem(sys.modules, "nccltune_hook.launching", None)
     else:
-        name = {"store": "active_name", "host": "read_driver", "say": "say"}[place]
+        name = {"store": "read_active", "host": "read_driver", "say": "say"}[place]
         owner = {"store": hook_store, "host": hook_host, "say": launching}[place]
         monkeypatch.setattr(owner, name, fail)
 
@@ -659,10 +821,11 @@ def test_operators_value_wins_and_is_named(site: Path, tmp_path: Path) -> None:
     "changes",
     [
         {"NCCLTUNE_APPLIED": "0123456789abcdef:"},
+        {"NCCLTUNE_APPLIED": "none:"},
         {"NCCLTUNE_HOOK": "0"},
         {"SGLANG_PLUGINS": "another"},
     ],
-    ids=["decided", "off", "not-listed"],
+    ids=["decided", "decided-none", "off", "not-listed"],
 )
 def test_launch_that_is_not_the_hooks_to_decide_stays_as_it_is(
     changes: dict[str, str], site: Path, tmp_path: Path

@@ -12,6 +12,8 @@ import pytest
 from nccltune.errors import HostError, UsageProblem
 from nccltune.host import facts as host_facts
 from nccltune.host.facts import nccl_version, read_here, read_host
+from nccltune.host.server_python import package_dirs
+from nccltune.seen_files import OwnFiles
 from tests.support.fake_nvml import LIBRARY_NOT_FOUND, FakeNvml, fake_uuid, pcie_host
 from tests.support.launch_host import make_site
 
@@ -173,3 +175,56 @@ def test_nccl_version_of_a_library_is_what_it_says_itself(
     subprocess.run(words, check=True, env={"PATH": os.environ["PATH"]})
 
     assert nccl_version(PYTHON, {"SGLANG_NCCL_SO_PATH": str(library)}) == version
+
+
+class OthersFiles(OwnFiles):
+    """Files of somebody else's server, which lie here."""
+
+    may_run = False
+
+
+OTHERS = OthersFiles()
+
+
+@pytest.mark.usefixtures("no_loading")
+@pytest.mark.parametrize(
+    ("content", "version"),
+    [
+        (b"\0" * 3_000_000 + b"NCCL version 2.28.9+cuda13.0\0" + b"\0" * 100, "2.28.9"),
+        (b"x" * (2**20 - 10) + b"NCCL version 2.27.5+cuda12.9\0", "2.27.5"),
+        (b"NCCL version %s\0", None),
+        (b"NCCL version 99999.1.1+\0", None),
+        (b"", None),
+    ],
+    ids=["plain", "across_chunks", "format", "nonsense", "empty"],
+)
+def test_nccl_of_somebody_elses_server_is_read_and_never_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, version: str | None
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        pytest.fail("something was run")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    library = tmp_path / "libnccl.so.2"
+    library.write_bytes(content)
+    (tmp_path / "site/torch/lib").mkdir(parents=True)
+    shutil.copy(library, tmp_path / "site/torch/lib")
+
+    assert nccl_version(None, {"SGLANG_NCCL_SO_PATH": str(library)}, OTHERS) == version
+    assert nccl_version(PYTHON, environ_of(tmp_path / "site"), OTHERS) == version
+
+
+@pytest.mark.usefixtures("no_loading")
+def test_nccl_of_the_system_is_not_known_for_somebody_elses_server(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+
+    assert nccl_version(PYTHON, environ_of(tmp_path), OTHERS) is None
+
+
+def test_interpreter_of_somebody_elses_server_is_not_asked_for_its_folders(tmp_path: Path) -> None:
+    shim = tmp_path / "python3"
+    shim.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\necho {tmp_path}\n", encoding="utf-8")
+    shim.chmod(0o755)
+
+    assert package_dirs(str(shim), {}, OTHERS) == ()
+    assert not (tmp_path / "ran").exists()

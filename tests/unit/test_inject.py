@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,11 +15,25 @@ from nccltune.host.facts import HostFacts, read_visible
 from nccltune.host.fingerprint import MatchKind
 from nccltune.inject import decision as inject
 from nccltune.inject.decision import Injection, apply, command_digest, decide
-from nccltune.inject.marker import KEEP_ENVIRON, MARKER, OWN_NAMES, format_marker, settings_digest
+from nccltune.inject.marker import (
+    KEEP_ENVIRON,
+    MARKER,
+    NOTHING_APPLIED,
+    OWN_NAMES,
+    format_marker,
+    settings_digest,
+)
 from nccltune.inject.resolver import Decision
 from nccltune.profile import Profile
-from nccltune.store import Launches, activate, profiles_dir, read_active, save_candidate
-from tests.support.launch_host import SETTINGS, LaunchHost, make_host
+from nccltune.store import (
+    Launches,
+    activate,
+    deactivate,
+    profiles_dir,
+    read_active,
+    save_candidate,
+)
+from tests.support.launch_host import SETTINGS, LaunchHost, make_host, not_mounted
 
 
 @pytest.fixture
@@ -120,6 +135,35 @@ def test_decide_without_a_state_folder_gives_nothing_and_says_so(host: LaunchHos
     assert decision.is_degraded
 
 
+@pytest.mark.parametrize("kind", ["missing", "dangling", "file"])
+def test_decide_where_the_state_folder_is_not_mounted_is_degraded(
+    host: LaunchHost, tmp_path: Path, kind: str
+) -> None:
+    home = not_mounted(tmp_path, kind)
+
+    injection = decide_on(host, environ=host.environ(NCCLTUNE_HOME=str(home)))
+
+    assert f"{home}: the state folder that NCCLTUNE_HOME names is not there" in (
+        injection.decision.reason
+    )
+    assert (injection.decision.is_degraded, injection.record.is_degraded) == (True, True)
+    echo = decide_on(host, argv=("echo",), environ=host.environ(NCCLTUNE_HOME=str(home)))
+    assert not echo.decision.is_degraded
+
+
+def test_decide_with_a_broken_previous_applies_the_active_one_and_says_so(
+    host: LaunchHost,
+) -> None:
+    path = profiles_dir().parent / "state.json"
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps({**state, "previous": "../x"}))
+
+    decision = decide_on(host).decision
+
+    assert decision.applied == SETTINGS
+    assert "there is no profile to roll back to" in decision.warnings[0]
+
+
 def test_decide_survives_a_fault_of_ours(host: LaunchHost, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_arguments: object, **_options: object) -> Decision:
         raise ZeroDivisionError("oops")
@@ -170,6 +214,25 @@ def test_apply_without_a_profile_changes_nothing() -> None:
     assert apply(before, Decision("none")) == before
 
 
+def test_apply_marks_a_launch_that_gets_nothing_and_no_other_command(host: LaunchHost) -> None:
+    before = host.environ()
+    deactivate()
+
+    assert apply(before, decide_on(host).decision) == {**before, MARKER: NOTHING_APPLIED}
+    shell = ("bash", "-c", "sglang serve m")
+    assert apply(before, decide_on(host, argv=shell).decision) == before
+
+
+def test_apply_marks_only_what_survives_the_way_to_the_server(host: LaunchHost) -> None:
+    decision, record = decide_on(host, argv=("env", "-u", "NCCL_ALGO", *host.command))
+
+    survivors = {name: value for name, value in SETTINGS.items() if name != "NCCL_ALGO"}
+    after = apply({}, decision)
+    assert after[MARKER] == format_marker(settings_digest(SETTINGS), survivors)
+    assert "NCCL_ALGO" not in after
+    assert record.settings == survivors
+
+
 def test_apply_takes_an_earlier_marker_and_its_values_out() -> None:
     before = {"NCCL_ALGO": "Ring", MARKER: format_marker("0" * 16, ["NCCL_ALGO"]), "A": "1"}
 
@@ -190,7 +253,7 @@ def test_nothing_but_the_catalogue_and_our_own_names_is_ever_set(host: LaunchHos
 
     # A broken profile is refused whole, and the resolver does not rely on that.
     path.write_text(inject.__doc__ or "")
-    assert apply(before, decide_on(host).decision) == before
+    assert apply(before, decide_on(host).decision) == {**before, MARKER: NOTHING_APPLIED}
     with pytest.MonkeyPatch.context() as patch:
         state = read_active(profiles_dir().parent)
         patch.setattr(

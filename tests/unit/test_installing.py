@@ -3,11 +3,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
 import venv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ from nccltune.installing import (
     plan_install,
     plan_uninstall,
     read_interpreter,
-    units,
+    wrapped,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +50,7 @@ def places(tmp_path: Path) -> Places:
         shipped_dir=ROOT,
         state_dir=tmp_path / "state",
         program_dir=programs,
+        start_path=tmp_path / "sbin/nccltune-start",
         proc_root=tmp_path / "proc",
         dev_root=tmp_path / "dev",
     )
@@ -158,16 +161,100 @@ def test_install_that_was_cut_short_is_finished_by_the_next(places: Places) -> N
 
     again = install(places)
 
-    assert sorted(str(step.action) for step in again.steps) == ["create", "unchanged", "unchanged"]
+    assert sorted(str(step.action) for step in again.steps) == ["create", *["unchanged"] * 3]
 
 
 def test_units_start_the_programs_of_this_installation(places: Places) -> None:
     install(places)
 
-    for name, program in (("nccltuned.service", "nccltuned"), ("sglang@.service", "nccltune")):
-        text = (places.unit_dir / name).read_text()
-        assert f"ExecStart={places.program_dir}/{program}" in text
-        assert units.SHIPPED_PROGRAM_DIR not in text
+    service = (places.unit_dir / "nccltuned.service").read_text()
+    server = (places.unit_dir / "sglang@.service").read_text()
+    assert f"ExecStart={places.program_dir}/nccltuned" in service
+    assert f"ExecStart={places.start_path} {sys.executable} launch -- " in server
+    assert "/usr/" not in service + server
+
+
+def test_start_script_is_a_program_before_units_name_it(places: Places) -> None:
+    plan = install(places)
+
+    assert plan.steps[0].path == places.start_path
+    assert places.start_path.stat().st_mode & 0o777 == 0o755
+
+    places.start_path.chmod(0o644)
+    assert [step.path for step in install(places).steps if step.is_change] == [places.start_path]
+    assert os.access(places.start_path, os.X_OK)
+
+
+def test_start_script_stays_until_systemd_no_longer_starts_servers_by_it(places: Places) -> None:
+    install(places)
+
+    plan = plan_uninstall(Request(), places)
+    carry_out(plan)
+
+    assert places.start_path.is_file()
+    assert plan.commands[-2:] == ("systemctl daemon-reload", f"rm {places.start_path}")
+    install(places)
+    unit = places.unit_dir / "sglang@.service"
+    unit.write_text(unit.read_text() + "# mine\n")
+    assert "rm" not in " ".join(plan_uninstall(Request(), places).commands)
+
+
+def test_script_of_somebody_else_is_not_overwritten(places: Places) -> None:
+    places.start_path.parent.mkdir()
+    places.start_path.write_text("#!/bin/sh\nexec other\n")
+
+    with pytest.raises(FileError, match="not of nccltune"):
+        install(places)
+
+
+def test_interpreter_without_nccltune_starts_no_server(places: Places, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho No module named nccltune >&2; exit 1\n")
+    python.chmod(0o755)
+
+    with pytest.raises(HostError, match="No module named nccltune"):
+        install(replace(places, python=python))
+
+    assert list(places.unit_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "home", "writable"),
+    [
+        ("/srv/nccltune", "NCCLTUNE_HOME=/srv/nccltune", "/srv/nccltune"),
+        ("/var/lib/nccltune-b", "NCCLTUNE_HOME=/var/lib/nccltune-b", "/var/lib/nccltune-b"),
+        ("/srv/a 100%", '"NCCLTUNE_HOME=/srv/a 100%%"', '"/srv/a 100%%"'),
+    ],
+)
+def test_units_name_the_state_folder_in_force(
+    folder: str, home: str, writable: str, places: Places
+) -> None:
+    (places.unit_dir / "mine.service").write_text("[Service]\nExecStart=/usr/bin/server\n")
+    there = replace(places, state_dir=Path(folder))
+
+    steps = plan_install(Request((), ("mine",), True), there).steps
+    texts = {step.path.name: step.text for step in steps}
+
+    for name in ("nccltuned.service", "sglang@.service", wrapped.DROPIN_NAME):
+        assert texts[name].splitlines().count(f"Environment={home}") == 1
+    assert f"\nReadWritePaths={writable}\n" in texts["nccltuned.service"]
+    assert "StateDirectory=" not in texts["nccltuned.service"]
+    assert not re.search(r"/var/lib/nccltune\b(?!-b)", "".join(texts.values()))
+
+
+def test_units_of_the_usual_state_folder_are_as_shipped_but_for_programs(places: Places) -> None:
+    usual = replace(places, state_dir=Path("/var/lib/nccltune"))
+
+    text = plan_install(Request((), (), True), usual).steps[1].text
+
+    assert text.replace(str(places.program_dir), "/usr/local/bin") == (
+        (ROOT / "systemd/nccltuned.service").read_text()
+    )
+
+
+def test_state_folder_that_no_unit_can_name_is_refused(places: Places) -> None:
+    with pytest.raises(UsageProblem, match="no unit can name"):
+        install(replace(places, state_dir=Path("/srv/a\nExecStart=/bin/b")))
 
 
 def test_new_units_need_no_reload_of_systemd(places: Places) -> None:
@@ -263,7 +350,7 @@ def dropin(places: Places, unit: str, name: str = "kimi.service", **dropins: str
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     install(places, units=(name,))
-    return (places.unit_dir / f"{name}.d" / units.DROPIN_NAME).read_text()
+    return (places.unit_dir / f"{name}.d" / wrapped.DROPIN_NAME).read_text()
 
 
 @pytest.mark.parametrize(
@@ -281,7 +368,7 @@ def test_dropin_keeps_the_command_as_it_is_written(
 ) -> None:
     text = dropin(places, f"[Unit]\nExecStart=/no\n[Service]\nType=exec\nExecStart={line}\n")
 
-    run = f"{places.program_dir}/nccltune run --"
+    run = f"{places.start_path} {sys.executable} run --"
     wanted = wrapped.format(run) if wrapped else f"{run} {line}"
     assert text.endswith(f"\nExecStart=\nExecStart={wanted}\n")
 
@@ -301,7 +388,7 @@ def test_dropin_for_an_instance_reads_its_template(places: Places) -> None:
 
     install(places, units=("kimi@a",))
 
-    text = (places.unit_dir / "kimi@a.service.d" / units.DROPIN_NAME).read_text()
+    text = (places.unit_dir / "kimi@a.service.d" / wrapped.DROPIN_NAME).read_text()
     assert text.endswith(" run -- /bin/server %i\n")
 
 
@@ -320,6 +407,8 @@ def test_dropin_is_written_anew_when_the_command_has_changed(places: Places) -> 
         ("[Service]\nExecStart=/bin/a\nExecStart=\n", "has no ExecStart lines"),
         ("[Service]\nExecStart=@/bin/a name\n", "another name"),
         ("[Service]\nExecStart=/usr/bin/nccltune run -- /bin/a\n", "under nccltune already"),
+        ("[Service]\nExecStart=/a/nccltune-start /a/p run -- /bin/a\n", "under nccltune already"),
+        ("[Service]\nRootDirectory=/r\nExecStart=/bin/a\n", "may keep nccltune's files"),
     ],
 )
 def test_command_that_cannot_be_wrapped_is_refused_with_its_line(
@@ -335,6 +424,57 @@ def test_command_that_cannot_be_wrapped_is_refused_with_its_line(
 def test_name_that_is_no_unit_of_the_operator_is_refused(name: str, places: Places) -> None:
     with pytest.raises(UsageProblem):
         install(places, units=(name,))
+
+
+def other_python(path: Path) -> Path:
+    """Make an interpreter that has nccltune, at another place."""
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_dropin_for_an_uninterpreted_command_names_the_interpreter_as_it_is(
+    places: Places, tmp_path: Path
+) -> None:
+    there = replace(places, python=other_python(tmp_path / "a$b"))
+
+    texts = [dropin(there, f"[Service]\nExecStart={mark}/bin/a\n") for mark in (":", "")]
+
+    assert [text.count("a$b run") for text in texts] == [1, 0]
+    assert [text.count("a$$b run") for text in texts] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "user"),
+    [
+        ("User=nobody\nExecStart=/bin/a", "nobody"),
+        ("User=nobody\nUser=\nExecStart=/bin/a", ""),
+        ("User=nobody\nExecStart=+/bin/a", ""),
+        ("User=kimi\nDynamicUser=yes\nExecStart=/bin/a", "nobody"),
+        ("ExecStart=/bin/a", ""),
+    ],
+)
+def test_user_of_a_unit_is_read_as_systemd_does(lines: str, user: str, places: Places) -> None:
+    (places.unit_dir / "kimi.service").write_text(f"[Service]\n{lines}\n")
+
+    assert wrapped.read_unit("kimi", places.unit_folders).user == user
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+def test_user_who_cannot_run_nccltune_is_warned_of(places: Places, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    closed = other_python(tmp_path / "python")
+    unit = "[Service]\nUser={}\nExecStart=/bin/a\n"
+    told = []
+    for user in ("nobody", "root", "no-such-user"):
+        (places.unit_dir / "kimi.service").write_text(unit.format(user))
+        request = Request((), ("kimi",), True)
+        told.append(" ".join(plan_install(request, replace(places, python=closed)).warnings))
+
+    assert f"runs as nobody, who cannot run nccltune ({closed}: permission denied)" in told[0]
+    assert "start WITHOUT the profile" in told[0]
+    assert "who cannot run" not in told[1]
+    assert "does not know that user" in told[2]
 
 
 # The hook

@@ -21,8 +21,10 @@ def test_connection_over_loopback_works() -> None:
         assert client.getpeername() == server.getsockname()
 
 
-def test_environment_holds_no_setting_and_no_state_of_the_host(tmp_path: Path) -> None:
+def test_environment_holds_no_setting_and_no_state_of_the_host(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     names = [name for name in os.environ if name.startswith(("NCCL_", "SGLANG_", "CUDA_VISIBLE"))]
 
     assert names == []
-    assert Path(os.environ["NCCLTUNE_HOME"]).is_relative_to(tmp_path)
+    assert Path(os.environ["NCCLTUNE_HOME"]).is_relative_to(tmp_path_factory.getbasetemp())

@@ -37,7 +37,7 @@ def test_listens_without_procfs_is_not_known(tmp_path: Path) -> None:
 def write_stat(root: Path, pid: int, parent: int, *, state: str = "S", name: str = "x") -> None:
     folder = root / str(pid)
     folder.mkdir()
-    (folder / "stat").write_text(f"{pid} ({name}) {state} {parent} 1 1 0 -1 4194304")
+    (folder / "stat").write_text(f"{pid} ({name}) {state} {parent}" + " 0" * 20)
 
 
 def test_descendants_are_found_at_any_depth_parents_first(tmp_path: Path) -> None:

@@ -150,3 +150,29 @@ def test_judge_where_nothing_is_active_is_calm() -> None:
     assert live.name is None
     assert not live.is_degraded
     assert live.advice == ""
+
+
+@pytest.mark.parametrize("source", ["shared-gpu", "recording:h200-2x-shm"])
+def test_judge_of_what_was_not_measured_on_real_ranks_is_degraded_unless_a_person_insists(
+    source: str,
+) -> None:
+    state = active()
+    assert state.profile is not None
+    state = replace(state, profile=replace(state.profile, source=source))
+
+    live = judge_profile(state, HERE)
+    assert live.is_degraded
+    assert "--any-host" in live.problem
+
+    said = judge_profile(replace(state, any_host_gpus=HERE.gpu_uuids), HERE)
+    assert (said.is_degraded, said.is_insisted_on) == (False, True)
+
+
+def test_judge_of_a_foreign_profile_that_a_person_insists_on_is_not_degraded() -> None:
+    foreign = active(replace(HERE, nccl_version="2.27.5"))
+    assert judge_profile(foreign, HERE).is_degraded
+
+    live = judge_profile(replace(foreign, any_host_gpus=HERE.gpu_uuids), HERE)
+
+    assert live.match is MatchKind.FOREIGN
+    assert not live.is_degraded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,8 +11,14 @@ import pytest
 from nccltune.host.facts import HostFacts
 from nccltune.inject.marker import MARKER, format_marker, settings_digest
 from nccltune.live.drift import KeyState, Verdict
-from nccltune.live.procfs import find_servers
-from nccltune.live.servers import Context, ServerReport, report_servers
+from nccltune.live.procfs import Server, find_servers
+from nccltune.live.servers import (
+    MAX_USER_S,
+    Context,
+    ServerReport,
+    report_server,
+    report_servers,
+)
 from nccltune.profile import Profile
 from nccltune.store import ActiveState, LaunchRecord, Policy
 from tests.support.command_line import FINGERPRINT
@@ -51,13 +58,20 @@ def judged(
     records: tuple[LaunchRecord, ...] = (),
     fingerprint: bool = False,
     has_gpus: bool = True,
+    home: str | None = None,
 ) -> ServerReport:
     made_on = FINGERPRINT.to_json() if fingerprint else None
     profile = Profile("mine", SETTINGS, fingerprint=made_on)
     default = ActiveState(profile, "mine", None, Path("/x"), activated_at="2020-01-01T00:00:00")
     host = (HostFacts(FINGERPRINT, "sm90"), "") if has_gpus else (None, "no driver")
     context = Context(
-        active or default, Policy(), records, lambda *_: host, lambda _: None, proc.root
+        active or default,
+        Policy(),
+        records,
+        lambda *_: host,
+        lambda *_: None,
+        proc.root,
+        home=Path(home) if home else None,
     )
     [report] = report_servers(find_servers(proc.root), context)
     return report
@@ -106,6 +120,14 @@ def test_report_of_a_server_older_than_the_activation_says_so(proc: FakeProc) ->
     active = ActiveState(profile, "mine", None, Path("/x"), activated_at="2999-01-01T00:00:00")
 
     assert "before the profile was activated" in judged(proc, active=active).reason
+
+
+def test_report_names_the_servers_own_home_where_it_is_another(proc: FakeProc) -> None:
+    add_server(proc, {"A": "1"}, launched={"NCCLTUNE_HOME": "/srv/tuned"})
+
+    assert "started with NCCLTUNE_HOME=/srv/tuned, and" in judged(proc, home="/x").reason
+    assert "NCCLTUNE_HOME" not in judged(proc, home="/srv/tuned/").reason
+    assert "NCCLTUNE_HOME" not in judged(proc).reason
 
 
 def test_report_of_a_server_under_another_profile_says_which(proc: FakeProc) -> None:
@@ -260,3 +282,33 @@ def test_report_hides_secrets_of_the_command(proc: FakeProc) -> None:
     add_server(proc, APPLIED, argv=[*LAUNCH, "--api-key", "hunter2"])
 
     assert "hunter2" not in " ".join(judged(proc).command)
+
+
+def test_report_of_one_users_servers_takes_no_time_from_anybody_elses(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pid in (100, 110, 120, 130):
+        proc.add(pid, LAUNCH, environ={}, ticks=pid)
+    strangers = {100, 110, 120}
+    monkeypatch.setattr(
+        "nccltune.live.servers.read_uid", lambda pid, _root: 54321 if pid in strangers else 0
+    )
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    now_s = [0.0]
+    order: list[int] = []
+
+    def look(server: Server, context: Context) -> ServerReport:
+        order.append(server.pid)
+        now_s[0] += MAX_USER_S
+        return report_server(server, context)
+
+    monkeypatch.setattr("nccltune.live.servers.report_server", look)
+    active = ActiveState(Profile("mine", SETTINGS), "mine", None, Path("/x"))
+    context = Context(active, Policy(), (), lambda *_: (None, ""), lambda *_: None, proc.root)
+
+    found = report_servers(find_servers(proc.root), context, lambda: now_s[0])
+
+    assert order == [130, 100, 110]
+    assert [report.pid for report in found] == [100, 110, 120, 130]
+    assert found[2].verdict is Verdict.UNREADABLE
+    assert "user 54321 take too long" in found[2].reason

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from nccltune.inject import running
 from nccltune.inject.marker import (
     KEEP_ENVIRON,
     MARKER,
+    NOTHING_APPLIED,
     OWN_NAMES,
     Marker,
     format_marker,
@@ -33,6 +35,8 @@ def test_parse_marker_reads_what_format_marker_wrote(keys: tuple[str, ...]) -> N
         f"{DIGEST}0:NCCL_ALGO",
         f"{DIGEST.upper()}:NCCL_ALGO",
         ":NCCL_ALGO",
+        NOTHING_APPLIED,
+        "none:NCCL_ALGO",
     ],
 )
 def test_parse_marker_of_what_is_none_of_ours_is_none(text: str | None) -> None:
@@ -49,3 +53,7 @@ def test_settings_digest_depends_on_settings_alone() -> None:
 
 def test_own_names_are_the_two_that_are_set_beside_a_profile() -> None:
     assert {MARKER, KEEP_ENVIRON} == OWN_NAMES
+
+
+def test_run_names_the_mark_as_every_route() -> None:
+    assert (running._MARKER, running._NOTHING_APPLIED) == (MARKER, NOTHING_APPLIED)

@@ -103,3 +103,11 @@ def test_calls_close_kills_what_is_at_work() -> None:
 
 def test_calls_handle_leaves_other_descriptors_alone() -> None:
     assert not Calls().handle(12345)
+
+
+def test_call_that_eats_memory_ends_and_the_caller_does_not() -> None:
+    assert outcome(lambda: len(bytearray(2**30))) is None
+
+
+def test_call_whose_answer_has_no_end_is_ended() -> None:
+    assert outcome(lambda: "x" * (9 * 2**20)) is None

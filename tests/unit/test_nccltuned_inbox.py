@@ -6,22 +6,29 @@ import os
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import nccltune.live.launch_inbox as launch_inbox
 from nccltune.errors import FileError
-from nccltune.live.launch_inbox import INBOX_NAME, format_message, parse_message, put_on_record
+from nccltune.live.launch_inbox import (
+    INBOX_NAME,
+    MAX_MESSAGE_BYTES,
+    format_message,
+    parse_message,
+    put_on_record,
+)
 from nccltune.paths import state_dir
 from nccltune.store import LaunchRecord, read_launch_records
-from nccltuned.inbox import MAX_PER_MINUTE, Inbox
-from tests.support.fake_proc import TICKS, FakeProc
+from nccltuned.inbox import MAX_PER_MINUTE, Inbox, _Sender
+from tests.support.fake_proc import BOOT_ID, TICKS, FakeProc
 
 RECORD = LaunchRecord(
     route="run",
     pid=100,
     started_ticks=TICKS,
-    boot_id="boot",
+    boot_id=BOOT_ID,
     launched_at="2026-11-29T12:00:00+00:00",
     command_digest="c",
     profile_name="mine",
@@ -34,6 +41,7 @@ RECORD = LaunchRecord(
 @pytest.fixture
 def inbox(tmp_path: Path) -> object:
     proc = FakeProc(tmp_path)
+    proc.add(100, ["python3", "-m", "sglang.launch_server"])
     found = Inbox(tmp_path / INBOX_NAME, proc.root)
     found.open()
     yield found
@@ -62,7 +70,7 @@ def test_put_on_record_hands_it_to_the_service_where_it_may_not(
 
     put_on_record(RECORD, {"NCCLTUNE_RUN_DIR": str(inbox.path.parent)})
 
-    assert list(inbox.take()) == [replace(RECORD, kept={"NCCL_PROTO": ""})]
+    assert list(inbox.take()) == [replace(RECORD, kept={"NCCL_PROTO": ""}, uid=os.geteuid())]
     assert list(inbox.take()) == []
 
 
@@ -84,7 +92,25 @@ def test_message_survives_the_way_there_and_back() -> None:
 
 
 def test_message_that_is_too_large_is_none() -> None:
-    assert format_message(replace(RECORD, reason="x" * 20_000)) is None
+    assert format_message(replace(RECORD, settings={"NCCL_ALGO": "x" * 20_000})) is None
+
+
+def test_message_leaves_words_for_people_out_before_it_grows_too_large() -> None:
+    many = {f"NCCL_VARIABLE_{number}": "" for number in range(80)}
+    for record in (replace(RECORD, reason="x" * 20_000), replace(RECORD, kept=many)):
+        message = format_message(record)
+        assert message is not None
+        assert len(message) <= MAX_MESSAGE_BYTES
+        found = parse_message(message)
+        assert found is not None
+        assert (found.settings, found.pid) == (RECORD.settings, RECORD.pid)
+
+
+def test_message_says_nothing_that_is_the_services_to_say() -> None:
+    message = format_message(replace(RECORD, kept={}, uid=0, generation=7))
+
+    assert message is not None
+    assert parse_message(message) == replace(RECORD, kept={})
 
 
 @pytest.mark.parametrize(
@@ -127,14 +153,34 @@ def test_inbox_takes_no_message_that_was_cut(inbox: Inbox) -> None:
 def test_inbox_lets_users_speak_for_their_own_processes_alone(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch, sender: int, owner: int, is_taken: bool
 ) -> None:
-    FakeProc(inbox.path.parent / "more").add(100, ["x"])
-    inbox.root = inbox.path.parent / "more/proc"
-    monkeypatch.setattr("nccltuned.inbox._sender_uid", lambda _ancillary: sender)
+    monkeypatch.setattr("nccltuned.inbox._sender_of", lambda _: _Sender(50, sender))
     monkeypatch.setattr("nccltuned.inbox.read_uid", lambda *_: owner)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     send(inbox, format_message(RECORD) or b"")
 
-    assert bool(list(inbox.take())) is is_taken
+    assert [record.uid for record in inbox.take()] == ([sender] if is_taken else [])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"pid": 4242}, {"started_ticks": TICKS + 1}, {"boot_id": "another"}],
+    ids=["nobody", "later", "boot"],
+)
+def test_inbox_takes_no_record_of_a_process_that_is_not_there(
+    inbox: Inbox, changes: dict[str, Any]
+) -> None:
+    send(inbox, format_message(replace(RECORD, **changes)) or b"")
+
+    assert list(inbox.take()) == []
+
+
+def test_inbox_finds_a_process_in_a_container_by_its_number_there(inbox: Inbox) -> None:
+    proc = FakeProc.at(inbox.root)
+    proc.add(os.getpid(), ["nccltune", "launch"], ticks=1)
+    proc.add(900, ["sglang", "serve"], parent=os.getpid(), ticks=TICKS + 9, numbers=(7,))
+    send(inbox, format_message(replace(RECORD, pid=7, started_ticks=TICKS + 9)) or b"")
+
+    assert [record.pid for record in inbox.take()] == [7]
 
 
 def test_inbox_takes_so_many_a_minute_and_no_more(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from nccltune.live.failed_starts import Ending, Start
 from nccltune.paths import state_dir
 from nccltune.profile import Profile
 from nccltune.store import activate, read_active, save_candidate
-from nccltuned.ledger import FILE_NAME, MAX_STARTS, Ledger
+from nccltuned.ledger import FILE_NAME, MAX_OTHERS, MAX_STARTS, Ledger
 
 GOOD, BAD, WORSE = ({"NCCL_ALGO": f"allreduce:{name}"} for name in ("ring", "tree", "ring,tree"))
 
@@ -25,12 +26,17 @@ def profiles() -> None:
     activate("bad", reason="manual")
 
 
-def start(number: int, settings: dict[str, str] = BAD, ending: Ending = Ending.NCCL) -> Start:
+def start(
+    number: int,
+    settings: dict[str, str] = BAD,
+    ending: Ending = Ending.NCCL,
+    launched_at: str = "2999-01-01T00:00:00+00:00",
+) -> Start:
     return Start(
         boot_id="boot",
         pid=number,
         started_ticks=1,
-        launched_at="2999-01-01T00:00:00+00:00",
+        launched_at=launched_at,
         command_digest="c",
         profile_name="bad",
         digest=settings_digest(settings),
@@ -224,3 +230,61 @@ def test_a_folder_that_cannot_be_written_keeps_starts_in_memory(tmp_path: Path) 
         ledger.add(start(1))
 
     assert ledger.has(("boot", 1, 1))
+
+
+def test_failures_count_whatever_the_clock_says() -> None:
+    generation = read_active().generation
+    early = replace(start(1), launched_at="1999-01-01T00:00:00+00:00", generation=generation)
+    ledger = ledger_with(early, *(replace(early, pid=pid) for pid in (2, 3)))
+
+    assert ledger.roll_back_if_due(read_active(), 3) is not None
+
+
+def test_failures_of_an_earlier_activation_do_not_count_whatever_the_clock_says() -> None:
+    late = replace(start(1), generation=read_active().generation)
+    activate("bad", reason="manual")
+    ledger = ledger_with(*(replace(late, pid=pid) for pid in (1, 2, 3)))
+
+    assert ledger.roll_back_if_due(read_active(), 3) is None
+
+
+def test_an_activation_in_times_to_come_hides_no_failure() -> None:
+    ledger = ledger_with(*(start(pid, launched_at="2026-01-01T00:00:00+00:00") for pid in range(3)))
+    active = read_active()
+    ahead = replace(active, activated_at="2999-01-01T00:00:00+00:00")
+
+    assert len(ledger.failures(active)) == 0  # before it was activated
+    assert len(ledger.failures(ahead)) == 3
+
+
+def test_a_roll_back_after_the_clock_was_set_back_still_knows_what_has_served_since() -> None:
+    ledger = ledger_with(start(1), start(2), start(3))
+    ledger.roll_back_if_due(read_active(), 3)
+    activate("bad", reason="manual")
+    early = "1999-01-01T00:00:00+00:00"
+    served = start(4, ending=Ending.READY, launched_at=early)
+    ledger.add(replace(served, generation=read_active().generation))
+    activate("worse", reason="manual")
+    for number in (5, 6, 7):
+        ledger.add(start(number, WORSE))
+
+    done = ledger.roll_back_if_due(read_active(), 3)
+
+    assert done is not None
+    assert done.returned_to == "bad"
+
+
+def test_starts_that_do_not_count_push_out_none_that_do() -> None:
+    ledger = ledger_with(start(1), start(2))
+    ledger.add(replace(start(3, ending=Ending.READY), uid=7, is_trusted=False, generation=1))
+    for number in range(10, 10 + MAX_STARTS):
+        ledger.add(replace(start(number), uid=54321, is_trusted=False))
+
+    kept = Ledger.load(state_dir())
+
+    assert {1, 2, 3} <= {each.pid for each in kept.starts}
+    assert len(kept.starts) == 2 + MAX_OTHERS
+    assert kept.starts[-1].pid == 9 + MAX_STARTS
+    assert kept.had_served(7, 2)
+    assert not kept.had_served(7, 1)
+    assert not kept.had_served(None, 2)

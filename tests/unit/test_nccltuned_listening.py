@@ -73,7 +73,7 @@ def test_watch_reads_the_tables_again_for_a_new_socket_alone(
         reads.append(port)
         return []
 
-    monkeypatch.setattr(listening, "_listening", read)
+    monkeypatch.setattr(listening, "listening_sockets", read)
     now_s = [100.0]
     watch = PortWatch(proc.root, clock=lambda: now_s[0])
     proc.listen(100, 30000)
@@ -93,7 +93,7 @@ def test_watch_reads_the_tables_again_for_a_new_socket_alone(
 def test_watch_of_a_process_without_sockets_never_reads_them(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "_listening", pytest.fail)
+    monkeypatch.setattr(listening, "listening_sockets", pytest.fail)
     (proc.root / "100/fd").mkdir()
 
     assert PortWatch(proc.root).is_listening(100, 30000) is False

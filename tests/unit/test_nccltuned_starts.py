@@ -21,6 +21,7 @@ from tests.support.fake_proc import BOOT_ID, FakeProc
 ARGV = ("python3", "-m", "sglang.launch_server", "--model-path", "/m", "--port", "30123")
 INVOCATION = "0123456789abcdef" * 2
 DIED_IN_NCCL = "Scheduler hit an exception: Traceback\nRuntimeError: NCCL error: invalid usage\n"
+STRANGER, OWNER = 54321, 12345
 READY = "The server is fired up and ready to roll!\n"
 
 
@@ -45,8 +46,10 @@ class Host:
         # "Just now" for the age of processes.
         self.ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
-    def _defer(self, _function: Callable[[], object], done: Callable[[object], None]) -> None:
-        done(self.journal.get(INVOCATION))
+    def _defer(self, function: Callable[[], object], done: Callable[[object], None]) -> None:
+        # A port is read from a file; the journal and systemd are not there.
+        is_port = "take_port" in done.__qualname__
+        done(function() if is_port else self.journal.get(INVOCATION))
 
     def start(
         self, pid: int = 100, *, environ: dict[str, str] | None = None, age_s: int = 0
@@ -436,3 +439,118 @@ def test_close_lets_go_of_every_log(host: Host) -> None:
     host.tracker.close()
 
     assert not host.tracker.is_waiting
+
+
+def test_start_of_anybody_is_not_trusted_and_of_the_owner_is(host: Host) -> None:
+    for pid, uid in ((100, 0), (101, STRANGER), (102, OWNER)):
+        host.proc.add(pid, ARGV, ticks=host.ticks, uid=uid)
+    host.tracker.trusted_uids = frozenset({0, OWNER})
+    host.look()
+    host.proc.remove(100, 101, 102)
+    host.look()
+
+    assert {start.uid: start.is_trusted for start in host.ended} == {
+        0: True,
+        STRANGER: False,
+        OWNER: True,
+    }
+
+
+def test_start_under_rights_that_are_lent_is_not_roots(host: Host, tmp_path: Path) -> None:
+    sudo = tmp_path / "sudo"
+    sudo.write_bytes(b"")
+    sudo.chmod(0o4755)
+    host.proc.add(100, ARGV, ticks=host.ticks, uid=0, links={"exe": sudo})
+    host.look()
+    host.proc.remove(100)
+    host.look()
+
+    assert (host.only().uid, host.only().is_trusted) == (None, False)
+
+
+@pytest.mark.parametrize("is_confirmed", [True, False])
+def test_start_in_a_unit_is_trusted_where_systemd_confirms_it(
+    host: Host, monkeypatch: pytest.MonkeyPatch, is_confirmed: bool
+) -> None:
+    monkeypatch.setattr(host.tracker, "defer", lambda function, done: done(function()))
+    monkeypatch.setattr("nccltuned.starts.is_of_unit", lambda *_: is_confirmed)
+    environ = {"INVOCATION_ID": INVOCATION}
+    host.proc.add(100, ARGV, ticks=host.ticks, uid=STRANGER, environ=environ)
+    host.look()
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().is_trusted is is_confirmed
+
+
+@pytest.mark.parametrize(
+    ("uid", "number", "is_trusted"),
+    [(None, 100, True), (STRANGER, 100, False), (None, 7, False)],
+    ids=["of_the_store", "handed_over", "number_in_a_container"],
+)
+def test_start_is_trusted_by_a_record_that_a_stranger_could_not_write(
+    host: Host, uid: int | None, number: int, is_trusted: bool
+) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks, uid=STRANGER, numbers=(7,))
+    host.tracker.take_records([host.record(number, uid=uid)], is_first=False)
+    host.look()
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().is_trusted is is_trusted
+
+
+def test_start_that_was_missed_and_handed_over_by_a_stranger_is_not_trusted(host: Host) -> None:
+    host.journal[INVOCATION] = DIED_IN_NCCL
+    records = [
+        host.record(4242, invocation_id=INVOCATION, uid=STRANGER),
+        host.record(4243, invocation_id=INVOCATION),
+    ]
+
+    host.tracker.take_records(records, is_first=True)
+
+    assert [start.is_trusted for start in host.ended] == [False, True]
+
+
+def test_start_carries_the_state_of_the_store_that_it_met(host: Host) -> None:
+    host.tracker.generation = 4
+    host.start()
+    host.tracker.generation = 5
+    host.start(101)
+    host.tracker.take_records([host.record(101, generation=3)], is_first=True)
+    host.proc.remove(100, 101)
+    host.look()
+
+    assert {start.pid: start.generation for start in host.ended} == {100: 4, 101: 3}
+
+
+def test_start_whose_port_stands_in_its_own_file_is_watched_there(
+    host: Host, tmp_path: Path
+) -> None:
+    (tmp_path / "serve.yaml").write_text("port: 31313\n", encoding="utf-8")
+    argv = ("python3", "-m", "sglang.launch_server", "--config", "serve.yaml")
+    links = {"cwd": Path("/in"), "root": tmp_path / "jail"}
+    (tmp_path / "jail").mkdir()
+    (tmp_path / "jail/in").symlink_to("/")
+    (tmp_path / "serve.yaml").rename(tmp_path / "jail/serve.yaml")
+    host.proc.add(100, argv, ticks=host.ticks, links=links)
+    host.proc.listen(100, 31313)
+    host.look()
+    host.now_s += WARM_S
+    host.look()
+
+    assert host.only().ending is Ending.READY
+
+
+def test_start_whose_port_is_not_known_yet_is_not_ready(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host.tracker, "defer", lambda _function, _done: None)
+    argv = ("python3", "-m", "sglang.launch_server", "--config", "serve.yaml")
+    host.proc.add(100, argv, ticks=host.ticks)
+    host.proc.listen(100, 30000)
+    host.look()
+    host.now_s += WARM_WITH_LOG_S
+    host.look()
+
+    assert host.ended == []

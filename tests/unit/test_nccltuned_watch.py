@@ -56,7 +56,7 @@ def test_store_watch_notices_every_way_in_which_the_decision_changes() -> None:
 
 def test_store_watch_notices_launches_apart_from_decisions() -> None:
     folder = profiles_dir().parent
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     watch = StoreWatch(folder)
     assert watch.has_launches_changed()
     assert watch.has_decision_changed(None)

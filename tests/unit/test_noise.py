@@ -83,7 +83,6 @@ def test_file_does_not_grow_for_ever() -> None:
     ],
 )
 def test_broken_file_says_nothing_and_is_replaced(text: str) -> None:
-    state_dir().mkdir(parents=True)
     (state_dir() / NOISE_NAME).write_text(text.replace("KEY", KEY))
     assert kept_noise(KEY) is None
     keep_noise(KEY, 0.01, 2)

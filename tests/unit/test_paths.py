@@ -9,7 +9,8 @@ from typing import NoReturn
 import pytest
 
 from nccltune import paths
-from nccltune.errors import UsageProblem
+from nccltune.errors import FileError, UsageProblem
+from tests.support.launch_host import not_mounted
 
 
 @pytest.fixture
@@ -116,3 +117,41 @@ def test_shipped_profiles_dir_without_any_data_names_the_usual_place(
     monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path / "prefix"))
 
     assert paths.shipped_profiles_dir() == tmp_path / "prefix" / "share" / "nccltune" / "profiles"
+
+
+@pytest.mark.parametrize("kind", ["missing", "dangling", "file"])
+def test_reading_dir_that_is_not_mounted_is_refused(tmp_path: Path, kind: str) -> None:
+    home = not_mounted(tmp_path, kind)
+
+    with pytest.raises(FileError, match="NCCLTUNE_HOME names is not there") as refusal:
+        paths.reading_dir({"NCCLTUNE_HOME": str(home)})
+
+    assert refusal.value.code == "no_state_folder"
+    assert str(home) in str(refusal.value)
+
+
+def test_reading_dir_that_is_there_is_the_one_that_is_named(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+
+    assert paths.reading_dir({"NCCLTUNE_HOME": str(tmp_path)}) == tmp_path
+    assert paths.reading_dir({"NCCLTUNE_HOME": f"{tmp_path}/link"}) == tmp_path / "link"
+
+
+@pytest.mark.usefixtures("plain_user")
+def test_reading_dir_takes_a_store_that_it_may_not_look_into_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(_path: Path) -> NoReturn:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(paths, "SYSTEM_STATE_DIR", tmp_path)
+    own = {"HOME": "/home/ada"}
+    assert paths.reading_dir(own) == Path("/home/ada/.local/state/nccltune")
+
+    real_lstat = Path.lstat
+    monkeypatch.setattr(
+        Path,
+        "lstat",
+        lambda path: closed(path) if path.is_relative_to(tmp_path) else real_lstat(path),
+    )
+    assert paths.reading_dir(own) == tmp_path

@@ -310,7 +310,7 @@ def test_workload_from_model_with_impossible_use_is_refused(given: dict[int, flo
 def count_by_walking(
     layers: int, hidden: int, steps: int, topk: int, tokens: int, padded: int
 ) -> Counter[int]:
-    """Walk one iteration all-reduce by all-reduce, as the model code does."""
+    """Walk one decode step all-reduce by all-reduce, as the model code does."""
     found: Counter[int] = Counter()
 
     def forward(rows: int, layer_count: int) -> None:
@@ -328,7 +328,7 @@ def count_by_walking(
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_workload_from_model_counts_match_a_walk_through_the_iteration(seed: int) -> None:
+def test_workload_from_model_counts_match_a_walk_through_the_decode_step(seed: int) -> None:
     dice = random.Random(seed)
     layers, hidden = dice.randint(1, 130), 8 * dice.randint(8, 2048)
     steps, topk = dice.randint(1, 7), dice.choice([1, 1, 2, 4, 8])

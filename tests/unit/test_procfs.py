@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nccltune.live.procfs import (
+    MAX_SERVERS_OF_USER,
     Process,
     ServerScanner,
     Unreadable,
@@ -231,13 +232,13 @@ def test_read_environ_that_is_not_text_keeps_every_byte(proc: FakeProc) -> None:
 def test_read_environ_of_another_users_process_says_so(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_path: Path) -> bytes:
+    def refuse(_path: Path, _mode: str) -> None:
         raise PermissionError
 
     proc.add(100, MODULE)
     process = read_process(100, proc.root)
     assert process is not None
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
 
     assert read_environ(process, proc.root).problem == Unreadable.FORBIDDEN
 
@@ -299,3 +300,27 @@ def test_started_at_is_now_less_the_age_of_the_process() -> None:
     process = Process(1, 0, 50_00, 1, ())
 
     assert started_at_s(process, now_s=1000.0, boottime_s=60.0) == pytest.approx(990.0)
+
+
+def test_environ_that_is_larger_than_a_servers_is_unreadable(proc: FakeProc) -> None:
+    proc.add(100, MODULE, environ={"A": "x" * 300_000})
+    process = read_process(100, proc.root)
+    assert process is not None
+
+    assert read_environ(process, proc.root).problem == Unreadable.LARGE
+
+
+def test_command_line_that_is_longer_than_a_servers_is_none(proc: FakeProc) -> None:
+    proc.add(100, [*MODULE, "--model-path", "x" * 40_000])
+
+    assert find_servers(proc.root) == ()
+
+
+def test_scan_looks_at_so_many_servers_of_one_user_and_at_all_others(proc: FakeProc) -> None:
+    for number in range(MAX_SERVERS_OF_USER + 5):
+        proc.add(100 + number, MODULE, ticks=1000 - number)
+
+    found = find_servers(proc.root)
+
+    assert len(found) == MAX_SERVERS_OF_USER
+    assert min(server.pid for server in found) == 105  # the oldest stay

@@ -10,7 +10,7 @@ import pytest
 from nccltune.host.fingerprint import Fingerprint, MatchKind
 from nccltune.inject.marker import MARKER, format_marker, settings_digest
 from nccltune.inject.resolver import Decision, resolve
-from nccltune.profile import Profile
+from nccltune.profile import Profile, source_doubt
 from nccltune.sglang.allreduce_path import AllReducePath
 from nccltune.store import ActiveState, Launches, Policy
 
@@ -93,7 +93,7 @@ def test_resolve_on_the_same_host_applies_the_whole_profile() -> None:
 def test_resolve_without_an_active_profile_gives_nothing_and_is_not_degraded() -> None:
     decision = decide(active=NONE_ACTIVE)
 
-    assert decision == Decision("no profile is active")
+    assert decision == Decision("no profile is active", is_launch=True)
     assert not decision.is_applied
 
 
@@ -108,7 +108,8 @@ def test_resolve_of_another_command_gives_nothing_and_is_not_degraded(
     decision = decide(argv)
 
     assert "not an SGLang launch" in decision.reason
-    assert (decision.applied, decision.is_degraded) == ({}, False)
+    assert (decision.applied, decision.is_degraded, decision.is_launch) == ({}, False, False)
+    assert not decide(argv, active=NONE_ACTIVE).is_launch
 
 
 def test_resolve_of_a_launch_that_makes_no_sense_is_degraded() -> None:
@@ -256,11 +257,49 @@ def test_resolve_of_a_profile_for_no_host_applies_and_warns() -> None:
     assert "no particular host" in decision.warnings[0]
 
 
-def test_resolve_of_a_profile_found_on_one_shared_gpu_needs_a_person() -> None:
-    active = state(replace(PROFILE, source="shared-gpu"))
+@pytest.mark.parametrize("source", ["shared-gpu", "recording:h200-2x-shm"])
+def test_resolve_of_a_profile_not_measured_on_real_ranks_needs_a_person(source: str) -> None:
+    active = state(replace(PROFILE, source=source))
 
-    assert decide(active=active).is_degraded
-    assert decide(active=active, is_any_host=True).applied == SETTINGS
+    refused = decide(active=active)
+    assert (refused.applied, refused.is_degraded) == ({}, True)
+    assert "--any-host" in refused.reason
+
+    forced = decide(active=active, is_any_host=True)
+    assert forced.applied == SETTINGS
+    assert source_doubt(source).words in forced.warnings[0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"source": "shared-gpu"},
+        {"source": "recording:h200-2x-shm"},
+        {"fingerprint": host(nccl_version="2.27.5").to_json()},
+        {"fingerprint": {"gpu_names": "L40S"}},
+    ],
+    ids=["shared", "recording", "foreign", "broken"],
+)
+def test_resolve_follows_what_a_person_said_at_activation_on_those_gpus_alone(
+    changes: dict[str, Any],
+) -> None:
+    said = replace(state(replace(PROFILE, **changes)), any_host_gpus=host().gpu_uuids)
+
+    here = decide(active=said)
+    assert here.applied == SETTINGS
+    assert "--any-host" in here.warnings[0]
+
+    elsewhere = host(gpu_uuids=("GPU-7", "GPU-1", "GPU-2", "GPU-3"))
+    for other in (elsewhere, None):
+        decision = decide(active=said, here=other)
+        assert (decision.applied, decision.is_degraded) == ({}, True)
+
+
+def test_resolve_takes_a_word_about_a_host_for_none_about_launches() -> None:
+    said = replace(state(), any_host_gpus=host().gpu_uuids)
+
+    assert "tensor parallel size 1" in decide((*LAUNCH, "--tp", "1"), active=said).reason
+    assert "nodes" in decide((*LAUNCH, "--nnodes", "2"), active=said).reason
 
 
 def test_resolve_compares_the_gpus_that_the_launch_uses() -> None:
@@ -333,14 +372,66 @@ def test_resolve_leaves_out_what_does_not_fit_the_operators_values(
 
 
 @pytest.mark.parametrize(
-    "words", [("env", "-i"), ("env", "-u", "NCCL_ALGO"), ("env", "--unset=NCCL_ALGO"), ("sudo",)]
+    "words",
+    [
+        "env -i",
+        "env -",
+        "env -vi",
+        "env -iv0",
+        "env --ignore-env",
+        "env --ignore-environment A=1",
+        "env A=1 nice env -i B=2",
+        "env -C /tmp -i",
+        "/usr/bin/env --ignore-e",
+        "env " + " ".join(f"-u{name}" for name in SETTINGS),
+    ],
 )
-def test_resolve_warns_of_words_that_keep_the_profile_from_the_server(
-    words: tuple[str, ...],
-) -> None:
-    (warning,) = decide((*words, *LAUNCH)).warnings
+def test_resolve_counts_a_profile_that_does_not_reach_the_server_as_not_applied(words: str) -> None:
+    decision = decide((*words.split(), *LAUNCH))
 
-    assert words[0] in warning
+    assert (decision.is_applied, decision.applied) == (False, {})
+    assert (decision.is_degraded, decision.is_launch) == (True, True)
+    assert "would not reach the server: env -" in decision.reason
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "env -u NCCL_ALGO",
+        "env -uNCCL_ALGO",
+        "env -vu NCCL_ALGO",
+        "env --unset=NCCL_ALGO",
+        "env --un NCCL_ALGO",
+    ],
+)
+def test_resolve_applies_and_marks_only_what_survives_the_way(words: str) -> None:
+    decision = decide((*words.split(), *LAUNCH))
+
+    assert decision.applied == {n: v for n, v in SETTINGS.items() if n != "NCCL_ALGO"}
+    assert decision.warnings == ("env -u NCCL_ALGO in the command takes it out again",)
+
+
+@pytest.mark.parametrize("words", ["env -u NCCL_ALGO NCCL_ALGO=Tree", "env -i NCCL_ALGO=Tree"])
+def test_resolve_takes_what_env_sets_for_the_operators_whatever_it_takes_out(words: str) -> None:
+    decision = decide((*words.split(), *LAUNCH))
+
+    assert "NCCL_ALGO" not in decision.applied
+    assert decision.is_applied == ("-i" not in words)
+
+
+def test_resolve_keeps_nothing_of_the_operators_that_env_takes_out() -> None:
+    words = ("env", "-u", "NCCL_MAX_CTAS")
+
+    decision = decide((*words, *LAUNCH), environ={"NCCL_MAX_CTAS": "4"})
+
+    assert decision.kept_from_operator == {}
+    assert "NCCL_MAX_CTAS" not in decision.applied
+
+
+def test_resolve_warns_of_a_program_that_may_keep_the_profile_from_the_server() -> None:
+    (warning,) = decide(("sudo", *LAUNCH)).warnings
+
+    assert "sudo may start the server in an environment of its own" in warning
 
 
 def test_resolve_names_what_sglang_writes_over() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,32 @@ def test_watchdog_is_ours_only_where_our_process_is_meant(
     meant = str(os.getpid()) if pid == "own" else pid
 
     assert notifier(manager, WATCHDOG_PID=meant, WATCHDOG_USEC=usec).watchdog_s == watchdog_s
+
+
+class WatchedSocket(socket.socket):
+    """Remembers whether a call of it might wait."""
+
+    waits: list[float | None] = []  # noqa: RUF012 - one list for all, cleared by the test
+
+    def __exit__(self, *args: object) -> None:
+        self.waits.append(self.gettimeout())
+        super().__exit__(*args)
+
+
+def test_manager_that_is_full_is_not_waited_for_and_hears_the_next_word(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as flood:
+        flood.setblocking(False)
+        flood.connect(manager.getsockname())
+        with suppress(BlockingIOError):
+            while True:
+                flood.send(b"STATUS=much")
+        WatchedSocket.waits.clear()
+        monkeypatch.setattr("nccltune.sdnotify.socket.socket", WatchedSocket)
+
+        assert not notifier(manager).ready()
+
+        assert WatchedSocket.waits == [0.0]
+        manager.recv(4096)
+        assert notifier(manager).ready()

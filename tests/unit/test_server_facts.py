@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from nccltune.inject.marker import format_marker
-from nccltune.live.procfs import Server, find_servers
+from nccltune.live.procfs import Server, find_servers, read_uid
 from nccltune.live.server_facts import (
     conf_entries,
     find_record,
     read_boot_id,
     read_facts,
-    read_uid,
     redacted,
 )
 from nccltune.store import LaunchRecord
@@ -86,12 +85,12 @@ def test_read_facts_read_a_config_file_where_the_server_sees_it(
     inside = tmp_path / "inside"
     inside.mkdir()
     (inside / "server.yaml").write_text("tp-size: 8\n", encoding="utf-8")
-    proc.add(100, ("python3", "-m", "sglang.launch_server", "--config", "server.yaml"))
-    (proc.root / "100/cwd").symlink_to(inside)
-    proc.add(200, ("python3", "-m", "sglang.launch_server", "--config", "/no/server.yaml"))
+    relative = ("python3", "-m", "sglang.launch_server", "--config", "server.yaml")
+    proc.add(100, relative, links={"cwd": inside})
+    absolute = ("python3", "-m", "sglang.launch_server", "--config", "/no/server.yaml")
+    proc.add(200, absolute, links={"root": inside})
     (inside / "no").mkdir()
     (inside / "no/server.yaml").write_text("tp-size: 4\n", encoding="utf-8")
-    (proc.root / "200/root").symlink_to(inside)
 
     sizes = [read_facts(each, (), proc.root).command for each in find_servers(proc.root)]
 
@@ -103,17 +102,17 @@ def test_read_facts_name_the_interpreter_as_it_was_called(proc: FakeProc, tmp_pa
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
     proc.add(100, (str(python), *LAUNCH[1:]))
-    (proc.root / "100/exe").symlink_to(Path(sys.executable).resolve())
 
     assert read_facts(only_server(proc), (), proc.root).python == str(python)
 
 
-def test_read_facts_of_a_container_name_no_interpreter(proc: FakeProc, tmp_path: Path) -> None:
+def test_read_facts_name_no_interpreter_that_is_another_file_here(
+    proc: FakeProc, tmp_path: Path
+) -> None:
     other = tmp_path / "another-python3"
     other.write_bytes(b"")
-    proc.add(100, (sys.executable, *LAUNCH[1:]))
-    (proc.root / "100/exe").symlink_to(other)
-    proc.add(200, LAUNCH)
+    proc.add(100, (sys.executable, *LAUNCH[1:]), links={"exe": other})
+    proc.add(200, LAUNCH, links={"exe": Path("/nowhere")})
 
     pythons = [read_facts(each, (), proc.root).python for each in find_servers(proc.root)]
 
@@ -164,8 +163,7 @@ def test_conf_entries_are_those_of_the_rank_in_its_own_root(proc: FakeProc, tmp_
         (101, {"HOME": "/home/u", "NCCL_PROTO": "Simple"}),
         (102, {"NCCL_CONF_FILE": "/own.conf"}),
     ):
-        proc.add_rank(pid, f"TP{pid - 101}", parent=100, environ=environ)
-        (proc.root / str(pid) / "root").symlink_to(inside)
+        proc.add_rank(pid, f"TP{pid - 101}", parent=100, environ=environ, links={"root": inside})
 
     facts = read_facts(only_server(proc), (), proc.root)
     first, second = conf_entries(facts, 101), conf_entries(facts, 102)

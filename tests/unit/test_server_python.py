@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from nccltune.host.facts import nccl_version
 from nccltune.host.server_python import (
     find_program,
     find_python,
@@ -12,7 +15,9 @@ from nccltune.host.server_python import (
     installed_version,
     package_dirs,
 )
+from nccltune.inject.apart import end, receive, start
 
+NOBODY = 65534
 FLAGS = ("--model-path", "/m", "--tp", "2")
 
 
@@ -162,3 +167,51 @@ def test_installed_version_of_what_is_not_there_is_none(tmp_path: Path) -> None:
     (tmp_path / "sglang_router-1.0.dist-info").mkdir()
 
     assert installed_version((tmp_path,), "sglang") is None
+
+
+def ask_from_outside(closed: Path) -> Mapping[str, object]:
+    """Look for everything that lies in a folder that may not be looked into, as its user or not."""
+    if os.geteuid() == 0:  # root is let in everywhere
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    python = f"{closed}/venv/bin/python"
+    environ = {
+        "PATH": f"{closed}/venv/bin:/bin",
+        "PYTHONPATH": f"{closed}/venv",
+        "HOME": f"{closed}",
+    }
+    return {
+        "by_path": find_program(python, environ),
+        "by_name": find_program("python3.0", environ),
+        "behind": find_program("sh", environ),
+        "python": find_python(("sglang", "serve", "/m"), environ),
+        "folders": [str(each) for each in package_dirs(python, environ)],
+        "beside": [
+            str(each) for each in package_dirs(sys.executable, environ) if closed in each.parents
+        ],
+        "nccl": nccl_version(python, environ),
+        "library": nccl_version(python, {"SGLANG_NCCL_SO_PATH": f"{closed}/libnccl.so.2"}),
+    }
+
+
+def test_what_lies_in_a_closed_folder_is_absent_and_no_error(venv: Path) -> None:
+    closed = venv.parent
+    closed.chmod(0)
+    try:
+        errand = start(lambda: ask_from_outside(closed))
+        found = receive(errand, timeout_s=30.0)
+    finally:
+        end([errand])
+        closed.chmod(0o700)
+
+    assert found == {
+        "by_path": None,
+        "by_name": None,
+        "behind": "/bin/sh",
+        "python": None,
+        "folders": [],
+        "beside": [],
+        "nccl": None,
+        "library": None,
+    }

@@ -84,6 +84,18 @@ def test_parse_launch_of_shell_script_asks_for_the_command_itself() -> None:
         parse_launch(["bash", "-lc", "python -m sglang.launch_server --tp 8"])
 
 
+@pytest.mark.parametrize("option", ["-S", "-vS", "-iS", "--split-string", "--split"])
+def test_parse_launch_behind_words_that_env_splits_asks_for_them(option: str) -> None:
+    for argv in (
+        ["env", option, "sglang serve --tp 8"],
+        ["env", option, "A=1", *MODULE.split(), "--model", "m"],
+        ["nice", "env", f"{option}=x" if option.startswith("--") else f"{option}x", "sglang"],
+    ):
+        with pytest.raises(UsageProblem, match="env -S hides its words") as caught:
+            parse_launch(argv)
+        assert caught.value.code == "not_sglang"
+
+
 def test_parse_launch_with_bare_assignment_says_how_to_set_it() -> None:
     with pytest.raises(UsageProblem, match="env NCCL_ALGO=Ring"):
         launch(f"NCCL_ALGO=Ring {MODULE} --model m")
@@ -94,6 +106,11 @@ def test_parse_launch_with_bare_assignment_says_how_to_set_it() -> None:
     [
         ("env A=1 B=x=y", {"A": "1", "B": "x=y"}),
         ("/usr/bin/env -i -u HOME A=1", {"A": "1"}),
+        ("env A=1 B=2 env -u A C=3", {"B": "2", "C": "3"}),
+        ("env A=1 env -vi B=2", {"B": "2"}),
+        ("env --uns A B=2", {"B": "2"}),
+        ("env -- A=1", {"A": "1"}),
+        ("env - A=1", {"A": "1"}),
         ("env A=1 env A=2 B=3", {"A": "2", "B": "3"}),
         ("nice -n 5 env EMPTY=", {"EMPTY": ""}),
         ("env A=1 numactl NOT=taken", {"A": "1"}),
@@ -294,7 +311,7 @@ def test_parse_launch_with_empty_config_file_changes_nothing(tmp_path: Path, tex
         ("model-path: a\ntp-size: eight\n", 2, "'eight' is not a whole number.*tp-size: eight"),
         ("# two\n# lines\ntp: 0\n", 3, "must be 1 or more.*tp: 0"),
         ("tp-size:\n", 1, "tp-size has no value"),
-        ("8: tp-size\n", 1, "8 is not the name of a flag"),
+        ("8: tp-size\n", 1, "'8' is not the name of a flag"),
     ],
     ids=["cut", "tab", "list", "word", "zero", "none", "number"],
 )
@@ -308,6 +325,32 @@ def test_parse_launch_with_bad_config_file_names_line_and_text(
 
     assert caught.value.line == line
     assert str(caught.value).startswith(f"{path}:{line}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("a: &a [x, x]\nb: &b [*a, *a]\ntp: 2\n", "anchors and aliases"),
+        ("<<: &a {tp: 2}\n", "anchors and aliases"),
+        ("tp: *a\n", "anchors and aliases"),
+        (f"model-path: {'[' * 5000}\n", "not YAML"),
+        (f"tp: {'9' * 5000}\n", "not YAML|no value of a flag"),
+        ("tp: " + ":".join(["59"] * 3000) + "\n", "not YAML|no value of a flag"),
+        ("tp: {a: 2026-11-29}\n", "no value of a flag"),
+        ("tp: !!set {a, b}\n", "not a whole number"),
+        ("? [a, b]\n: c\n", "not YAML"),
+        ("a: b\n" * 20_000, "larger than 64 KiB"),
+    ],
+    ids=[
+        *("bomb", "merged", "alias", "deep", "digits", "sexagesimal"),
+        *("date", "set", "key", "large"),
+    ],
+)
+def test_parse_launch_refuses_config_files_that_cost_more_than_they_say(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
+    with pytest.raises(FileError, match=complaint):
+        launch(f"{MODULE} --config {config(tmp_path, text)}")
 
 
 def test_parse_launch_with_missing_config_file_names_it(tmp_path: Path) -> None:

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nccltune.host.facts import HostFacts
-from nccltune.live.stock import read_shape, take_stock
+from nccltune.live.procfs import MAX_RANKS_OF_SERVER, find_servers
+from nccltune.live.stock import shape_of, take_stock
 from nccltune.profile import Profile
+from nccltune.seen_files import OWN
 from nccltune.sglang.command import parse_launch
 from nccltune.store import activate, profiles_dir, save_candidate
 from tests.support.command_line import FINGERPRINT
+from tests.support.fake_proc import FakeProc
 
 SETTINGS = {"NCCL_ALGO": "allreduce:ring"}
 
 
-def this_host(_python: str | None, _environ: Mapping[str, str]) -> tuple[HostFacts | None, str]:
+def this_host(*_: object) -> tuple[HostFacts | None, str]:
     return HostFacts(FINGERPRINT, "sm90"), ""
 
 
-def other_host(_python: str | None, _environ: Mapping[str, str]) -> tuple[HostFacts | None, str]:
+def other_host(*_: object) -> tuple[HostFacts | None, str]:
     return HostFacts(replace(FINGERPRINT, gpu_names=("L4", "L4")), "sm89"), ""
 
 
@@ -111,7 +113,7 @@ def test_take_stock_with_a_broken_policy_and_broken_launches_warns(profile_path:
 
 def test_take_stock_with_a_broken_state_is_degraded() -> None:
     folder = profiles_dir().parent
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "state.json").write_text("not json", encoding="utf-8")
 
     profile = take_stock(()).profile
@@ -120,7 +122,23 @@ def test_take_stock_with_a_broken_state_is_degraded() -> None:
     assert "state.json" in profile.problem
 
 
-def test_read_shape_of_a_model_that_is_not_there_is_none() -> None:
+def test_shape_of_a_model_that_is_not_there_is_none() -> None:
     command = parse_launch(["sglang", "serve", "--model-path", "/no/such/model"])
 
-    assert read_shape(command) is None
+    assert shape_of(command, {}, OWN) is None
+
+
+def test_stock_cuts_what_somebody_else_made_too_long(tmp_path: Path, profile_path: Path) -> None:
+    proc = FakeProc(tmp_path)
+    flags = [f"--flag-{number}" for number in range(1000)]
+    argv = ["sglang", "serve", "--model-path", "x" * 5000, *flags, "--tp", "2"]
+    proc.add(100, argv, environ={"NCCL_ALGO": "y" * 100_000})
+    for number in range(100):
+        environ = {"NCCL_ALGO": "y" * 100_000}
+        proc.add_rank(200 + number, f"TP{number}", parent=100, environ=environ)
+
+    stock = take_stock(find_servers(proc.root), read_host=this_host)
+
+    text = json.dumps(stock.to_json())
+    assert len(text) < 200_000
+    assert len(stock.servers[0].ranks) == MAX_RANKS_OF_SERVER

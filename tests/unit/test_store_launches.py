@@ -1,15 +1,31 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from nccltune.errors import FileError
-from nccltune.store import LaunchRecord, append_launch_record, launches, read_launch_records
-from nccltune.store.launches import LAUNCHES_NAME, OLDER_NAME
+from nccltune.errors import BusyError, FileError
+from nccltune.profile import Profile
+from nccltune.store import (
+    LaunchRecord,
+    activate,
+    append_launch_record,
+    launches,
+    read_launch_records,
+    save_candidate,
+)
+from nccltune.store.launches import (
+    LAUNCHES_NAME,
+    MAX_OF_USER,
+    MAX_USERS,
+    OLDER_NAME,
+    keep_handed_over,
+)
+from nccltune.store.lock import state_lock
 
 RECORD = LaunchRecord(
     route="run",
@@ -134,3 +150,81 @@ def test_append_follows_no_link(tmp_path: Path) -> None:
     with pytest.raises(FileError):
         append_launch_record(RECORD, tmp_path)
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_launches_that_are_handed_over_make_room_for_their_users_own_alone(tmp_path: Path) -> None:
+    append_launch_record(RECORD, tmp_path)
+    keep_handed_over(replace(RECORD, pid=7), 1000, tmp_path)
+    for pid in range(100, 100 + 3 * MAX_OF_USER):
+        keep_handed_over(replace(RECORD, pid=pid), 54321, tmp_path)
+
+    found = read_launch_records(tmp_path)
+
+    assert {(each.uid, each.pid) for each in found if each.uid != 54321} == {
+        (None, RECORD.pid),
+        (1000, 7),
+    }
+    assert [each.pid for each in found if each.uid == 54321] == list(
+        range(100 + 2 * MAX_OF_USER, 100 + 3 * MAX_OF_USER)
+    )
+
+
+def test_a_launch_that_is_handed_over_twice_is_kept_once(tmp_path: Path) -> None:
+    keep_handed_over(RECORD, 1000, tmp_path)
+    keep_handed_over(replace(RECORD, route="hook"), 1000, tmp_path)
+
+    assert [each.route for each in read_launch_records(tmp_path)] == ["hook"]
+
+
+def test_launches_of_too_many_users_are_refused_and_none_is_lost(tmp_path: Path) -> None:
+    for uid in range(MAX_USERS):
+        keep_handed_over(RECORD, uid, tmp_path)
+
+    with pytest.raises(BusyError, match="users are on record"):
+        keep_handed_over(RECORD, MAX_USERS, tmp_path)
+    assert len(read_launch_records(tmp_path)) == MAX_USERS
+
+
+def test_a_record_cannot_say_itself_whose_it_is(tmp_path: Path) -> None:
+    append_launch_record(replace(RECORD, uid=0), tmp_path)
+    with (tmp_path / LAUNCHES_NAME).open("ab") as file:
+        file.write(json.dumps({**asdict(RECORD), "uid": 5, "generation": "x"}).encode() + b"\n")
+
+    assert [(each.uid, each.generation) for each in read_launch_records(tmp_path)] == [
+        (None, 0)
+    ] * 2
+
+
+def test_a_record_notes_the_state_that_its_launch_met() -> None:
+    save_candidate(Profile("mine", {"NCCL_ALGO": "allreduce:ring"}))
+    activate("mine", reason="manual")
+    append_launch_record(RECORD)
+    activate("mine", reason="manual")
+    append_launch_record(RECORD)
+
+    assert [each.generation for each in read_launch_records()] == [1, 2]
+
+
+def test_two_that_make_room_at_once_lose_no_file(tmp_path: Path) -> None:
+    append_launch_record(RECORD, tmp_path)
+    path = tmp_path / LAUNCHES_NAME
+    # Both have found the file full before either has moved it.
+    first, second = (os.open(path, os.O_RDWR | os.O_APPEND) for _ in range(2))
+    launches._make_room(path, first)
+    path.write_bytes(b"")
+    launches._make_room(path, second)
+    os.close(first)
+    os.close(second)
+
+    assert read_launch_records(tmp_path) == (RECORD,)
+
+
+def test_a_file_that_cannot_be_made_room_in_takes_the_record_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launches, "MAX_FILE_BYTES", 200)
+    with state_lock(tmp_path):
+        for pid in range(5):
+            append_launch_record(replace(RECORD, pid=pid), tmp_path)
+
+    assert [each.pid for each in read_launch_records(tmp_path)] == [0, 1, 2, 3, 4]

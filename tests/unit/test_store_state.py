@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from nccltune.paths import STATE_NAME
 from nccltune.profile import Profile, format_profile
-from nccltune.store import activate, profiles_dir, read_active, save_candidate
-from nccltune.store.state import STATE_NAME
+from nccltune.store import activate, profiles_dir, read_active, rollback, save_candidate
+from tests.support.launch_host import not_mounted
 
 IS_ROOT = os.geteuid() == 0
 MINE = Profile("mine", {"NCCL_PROTO": "allreduce:LL"})
@@ -36,6 +38,17 @@ def test_read_active_returns_the_profile_and_who_activated_it(state_path: Path) 
     assert (active.how, active.action, active.problem) == ("manual", "activate", None)
     assert active.activated_at.endswith("+00:00")
     assert state_path.exists()
+
+
+@pytest.mark.parametrize("value", [7, [], {"mine": 7}, {"mine": [7, None]}, {"other": ["GPU-0"]}])
+def test_read_active_takes_nothing_odd_for_a_persons_word(state_path: Path, value: object) -> None:
+    state = json.loads(state_path.read_text())
+    state_path.write_text(json.dumps({**state, "any_host": value}))
+
+    active = read_active()
+
+    assert active.profile == MINE
+    assert active.any_host_gpus == ()
 
 
 def test_read_active_of_another_folder_reads_that(state_path: Path, tmp_path: Path) -> None:
@@ -67,6 +80,35 @@ def test_read_active_with_a_broken_state_says_so(state_path: Path, text: str, pr
     assert active.name is None
     assert active.problem is not None
     assert problem in active.problem
+
+
+@pytest.mark.parametrize("previous", ["../x", 7, [], "A", ""])
+def test_read_active_with_a_broken_previous_keeps_the_active_one(
+    state_path: Path, previous: object
+) -> None:
+    state = json.loads(state_path.read_text())
+    state_path.write_text(json.dumps({**state, "previous": previous}))
+
+    active = read_active()
+
+    assert (active.profile, active.previous, active.problem) == (MINE, None, None)
+    assert "there is no profile to roll back to: " in active.warning
+    step = rollback()
+    assert (step.name, step.previous) == (None, "mine")
+    assert "there is no profile to roll back to" in (step.problem or "")
+    assert read_active().warning == ""
+
+
+@pytest.mark.parametrize("kind", ["missing", "dangling", "file"])
+def test_read_active_of_a_folder_that_is_not_mounted_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("NCCLTUNE_HOME", str(not_mounted(tmp_path, kind)))
+
+    active = read_active()
+
+    assert (active.profile, active.name) == (None, None)
+    assert "NCCLTUNE_HOME names is not there" in (active.problem or "")
 
 
 def test_read_active_with_a_state_that_is_a_pipe_or_folder_says_so(state_path: Path) -> None:

@@ -3,12 +3,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nccltune.errors import BusyError, FileError, UsageProblem
+from nccltune.inject.marker import settings_digest
+from nccltune.paths import STATE_NAME
 from nccltune.profile import Profile, format_profile
 from nccltune.store import (
     Where,
@@ -24,7 +27,6 @@ from nccltune.store import (
 )
 from nccltune.store import lock as lock_module
 from nccltune.store.lock import LOCK_NAME, state_lock
-from nccltune.store.state import STATE_NAME
 
 ONE = Profile("one", {"NCCL_PROTO": "allreduce:LL"})
 TWO = Profile("two", {"NCCL_PROTO": "allreduce:Simple"})
@@ -104,15 +106,69 @@ def test_activate_what_cannot_be_used_changes_nothing() -> None:
     assert names() == ("one", None)
 
 
-def test_activate_what_was_found_on_one_gpu_needs_a_person() -> None:
-    save_candidate(replace(ONE, source="shared-gpu"))
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [("shared-gpu", "shared_source"), ("recording:h200-2x-shm", "recorded_source")],
+)
+def test_activate_what_was_not_measured_on_real_ranks_needs_a_person(
+    source: str, code: str
+) -> None:
+    save_candidate(replace(ONE, source=source))
 
     with pytest.raises(UsageProblem, match="--any-host") as refusal:
         activate("one", reason="manual")
-    assert refusal.value.code == "shared_source"
+    assert refusal.value.code == code
 
     activate("one", reason="manual", is_any_host=True)
     assert names() == ("one", None)
+
+
+@pytest.mark.usefixtures("two_saved")
+def test_activate_for_any_host_is_kept_for_the_gpus_that_it_was_said_of() -> None:
+    activate("one", reason="manual", is_any_host=True, gpu_uuids=("GPU-0", "GPU-1"))
+
+    active = read_active()
+    assert active.is_insisted_on(("GPU-0", "GPU-1"))
+    assert active.is_insisted_on(("GPU-1",))
+    assert not active.is_insisted_on(("GPU-1", "GPU-2"))
+    assert not active.is_insisted_on(())
+
+
+@pytest.mark.usefixtures("two_saved")
+def test_activate_for_any_host_on_two_hosts_that_share_a_folder_is_kept_for_both() -> None:
+    activate("one", reason="manual", is_any_host=True, gpu_uuids=("GPU-0",))
+    activate("one", reason="manual", is_any_host=True, gpu_uuids=("GPU-1",))
+
+    assert read_active().is_insisted_on(("GPU-0",))
+    assert read_active().is_insisted_on(("GPU-1",))
+
+
+@pytest.mark.usefixtures("two_saved")
+def test_activate_for_any_host_survives_a_roll_back_and_is_forgotten_with_the_profile() -> None:
+    activate("one", reason="manual", is_any_host=True, gpu_uuids=("GPU-0",))
+    activate("two", reason="manual")
+    assert not read_active().is_insisted_on(("GPU-0",))
+
+    rollback(reason="daemon")
+    assert read_active().is_insisted_on(("GPU-0",))
+
+    rollback()
+    save_candidate(replace(ONE, name="three"))
+    activate("three", reason="manual")
+    activate("one", reason="manual")
+    assert not read_active().is_insisted_on(("GPU-0",))
+
+
+@pytest.mark.usefixtures("two_saved")
+def test_activate_for_any_host_goes_with_the_profile_that_a_new_one_sets_aside() -> None:
+    activate("one", reason="manual", is_any_host=True, gpu_uuids=("GPU-0",))
+
+    save_candidate(replace(TWO, name="one"))
+
+    assert read_active().name != "one"
+    assert read_active().is_insisted_on(("GPU-0",))
+    activate("one", reason="manual")
+    assert not read_active().is_insisted_on(("GPU-0",))
 
 
 @pytest.mark.usefixtures("two_saved")
@@ -189,6 +245,39 @@ def test_rollback_to_a_broken_profile_leaves_none_active_and_tells() -> None:
     assert names() == (None, "two")
 
 
+@pytest.mark.parametrize("step", [rollback, deactivate])
+def test_step_for_what_is_not_active_any_more_changes_nothing(
+    step: Callable[..., object],
+) -> None:
+    for name, algorithm in (("first", "ring"), ("second", "tree")):
+        save_candidate(Profile(name, {"NCCL_ALGO": f"allreduce:{algorithm}"}))
+        activate(name, reason="manual")
+    before = read_active()
+    activate("second", reason="manual")
+
+    with pytest.raises(BusyError, match="another step was taken meanwhile, second is active"):
+        step(reason="daemon", expected=before)
+    assert read_active().name == "second"
+
+    step(reason="daemon", expected=read_active())
+    assert read_active().name != "second"
+
+
+def test_every_step_has_a_number_of_its_own_that_no_clock_sets() -> None:
+    save_candidate(Profile("first", {"NCCL_ALGO": "allreduce:ring"}))
+    steps: tuple[Callable[[], object], ...] = (
+        lambda: activate("first", reason="manual"),
+        deactivate,
+        rollback,
+    )
+    found = []
+    for step in (*steps, *steps):
+        step()
+        found.append(read_active().generation)
+
+    assert found == [1, 2, 3, 4, 5, 6]
+
+
 def test_rollback_without_anything_before_is_refused() -> None:
     with pytest.raises(UsageProblem) as refusal:
         rollback()
@@ -263,15 +352,14 @@ def test_a_step_while_another_is_taken_gives_up(monkeypatch: pytest.MonkeyPatch)
     assert names() == ("one", None)
 
 
-def test_a_step_where_the_folder_cannot_be_made_is_a_file_error(tmp_path: Path) -> None:
-    Path(os.environ["NCCLTUNE_HOME"]).parent.mkdir(parents=True, exist_ok=True)
+def test_a_step_where_the_folder_cannot_be_made_is_a_file_error() -> None:
+    Path(os.environ["NCCLTUNE_HOME"]).rmdir()
     Path(os.environ["NCCLTUNE_HOME"]).write_text("a file in the way")
 
     with pytest.raises(FileError):
         deactivate()
     with pytest.raises(FileError):
         activate("folk", reason="manual")
-    assert tmp_path.exists()
 
 
 @pytest.mark.usefixtures("two_saved")
@@ -280,7 +368,9 @@ def test_the_state_file_is_as_documented() -> None:
 
     state = json.loads((profiles_dir().parent / STATE_NAME).read_text())
 
-    assert list(state) == ["schema", "active", "previous", "activated_at", "how", "action"]
+    fields = ["schema", "active", "previous", "activated_at", "how", "action", "any_host"]
+    assert list(state)[:8] == [*fields, "digest"]
+    assert state["digest"] == settings_digest(find_profile("one").profile.settings)
     assert state["schema"] == "nccltune.state/1"
     assert (state["active"], state["previous"], state["how"]) == ("one", None, "search")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ from nccltune.sglang.endpoints import Endpoint, Health
 from nccltune.sglang.failures import Failure, FailureKind
 from nccltune.sglang.log_stages import LogLine, Stage, read_event
 from nccltune.sglang.start_progress import Step
-from nccltune.supervise import EndKind, Limits, endings
+from nccltune.supervise import EndKind, Limits, PassThrough, endings
 from nccltune.supervise.endings import Waited
 from nccltune.supervise.process import describe_status, exit_code_of
 from nccltune.supervise.readiness import OWN_WORD_GRACE_S, judge
@@ -391,3 +392,81 @@ def test_service_without_a_manager_is_told_nothing(
 
     assert FakeNotifier.sent == []
     assert report.tick_s is None
+
+
+# Output that finds no room.
+
+
+class Disk:
+    """Stands in for ``os.write``: as much room as it is given, then an error."""
+
+    def __init__(self) -> None:
+        self.room_bytes = 0
+        self.error = errno.ENOSPC
+        self.content = {1: b"", 2: b""}
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        taken = min(len(data), self.room_bytes)
+        if not taken:
+            raise OSError(self.error, os.strerror(self.error))
+        self.room_bytes -= taken
+        self.content[descriptor] += bytes(data[:taken])
+        return taken
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk()
+    monkeypatch.setattr(os, "write", disk.write)
+    return disk
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN + 900])
+def test_output_without_room_is_counted_and_goes_on_once_there_is_some(
+    disk: Disk, number: int
+) -> None:
+    disk.error = number
+    sink = PassThrough()
+    disk.room_bytes = 12
+
+    sink.write(1, b"line 1\nline 2\n")  # the last two bytes find no room
+    sink.write(1, b"line 3\n")
+    sink.write(1, b"line 4\n")
+    disk.room_bytes = 1000
+    sink.write(1, b"line 5\n")
+    sink.write(1, b"line 6\n")
+
+    cause = os.strerror(number)
+    assert disk.content[1] == (
+        b"line 1\nline \nnccltune: 16 bytes of output are missing here ("
+        + cause.encode()
+        + b")\nline 5\nline 6\n"
+    )
+    assert disk.content[2] == b""
+
+
+def test_output_where_not_even_the_note_finds_room_counts_on(disk: Disk) -> None:
+    sink = PassThrough()
+    sink.write(2, b"lost\n")
+    disk.room_bytes = 5
+    sink.write(2, b"too\n")
+    disk.room_bytes = 1000
+    sink.write(2, b"here\n")
+
+    text = disk.content[2].decode()
+    assert text.endswith(
+        "nccltune: 9 bytes of output are missing here (No space left on device)\nhere\n"
+    )
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.EBADF, errno.EIO])
+def test_output_that_nobody_will_ever_read_is_given_up(disk: Disk, number: int) -> None:
+    disk.error = number
+    sink = PassThrough()
+    sink.write(1, b"lost")
+    disk.room_bytes = 1000
+
+    sink.write(1, b"lost too")
+    sink.write(2, b"read")
+
+    assert disk.content == {1: b"", 2: b"read"}

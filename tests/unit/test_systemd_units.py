@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -8,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.installing.units import DROPIN_NAME, UNIT_NAMES, render_unit
-from nccltune.supervise import DEFAULT_READY_TIMEOUT_S
+from nccltune.cli.launch_tuning import RECORD_TIMEOUT_S
+from nccltune.inject.running import LOOK_UP_TIMEOUT_S
+from nccltune.installing.units import UNIT_NAMES, UnitPaths, render_unit
+from nccltune.installing.wrapped import DROPIN_NAME
+from nccltune.supervise import DEFAULT_READY_TIMEOUT_S, DEFAULT_STALL_TIMEOUT_S
+from nccltune.supervise.service import KILL_MARGIN_S
 
 ROOT = Path(__file__).parents[2]
 SYSTEMD = ROOT / "systemd"
@@ -28,12 +33,12 @@ def read(name: str) -> configparser.RawConfigParser:
     return parser
 
 
-@pytest.fixture
-def rendered(tmp_path: Path) -> Path:
+@pytest.fixture(params=[Path("/var/lib/nccltune"), Path("/srv/a 100%")], ids=["usual", "other"])
+def rendered(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """Every unit as it is installed, and a unit of an operator with the drop-in."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name in ("nccltune", "nccltuned"):
+    for name in ("nccltune-start", "nccltuned"):
         (programs / name).write_text("#!/bin/sh\n")
         (programs / name).chmod(0o755)
     folder = tmp_path / "units"
@@ -41,8 +46,9 @@ def rendered(tmp_path: Path) -> Path:
     (folder / "kimi.service").write_text("[Service]\nExecStart=/bin/true\n")
     targets = {name: folder / name for name in UNIT_NAMES}
     targets["sglang-dropin.conf"] = folder / "kimi.service.d" / DROPIN_NAME
+    paths = UnitPaths(programs, request.param, programs / "nccltune-start")
     for name, path in targets.items():
-        path.write_text(render_unit((SYSTEMD / name).read_text(), programs))
+        path.write_text(render_unit((SYSTEMD / name).read_text(), paths))
     return folder
 
 
@@ -78,10 +84,16 @@ def test_service_is_as_confined_as_promised(rendered: Path, require: Require) ->
     assert float(done.stdout.rpartition("level for ")[2].split()[1]) <= MAX_EXPOSURE
 
 
-def test_server_unit_gives_more_time_than_launch_does() -> None:
+def test_server_unit_gives_more_time_than_launch_does_and_says_so_truly() -> None:
     seconds = int(read("sglang@.service")["Service"]["TimeoutStartSec"])
+    text = (SYSTEMD / "sglang@.service").read_text()
 
-    assert seconds > DEFAULT_READY_TIMEOUT_S
+    limit = re.search(r"^limit_s=(\d+)$", (SYSTEMD / "nccltune-start").read_text(), re.MULTILINE)
+    assert limit
+    before_s = int(limit[1]) + LOOK_UP_TIMEOUT_S + RECORD_TIMEOUT_S
+    assert seconds > before_s + DEFAULT_READY_TIMEOUT_S + KILL_MARGIN_S
+    assert f"nowhere for {DEFAULT_STALL_TIMEOUT_S:g} s (--stall-timeout-s)" in text
+    assert f"takes {DEFAULT_READY_TIMEOUT_S:g} s in all" in text
 
 
 def test_no_server_needs_the_service() -> None:
@@ -104,6 +116,13 @@ def test_service_may_use_no_capability_but_those_for_reading_other_users_ranks()
 
     assert service["CapabilityBoundingSet"] == "CAP_SYS_PTRACE CAP_DAC_READ_SEARCH"
     assert "AmbientCapabilities" not in service
+
+
+def test_service_is_bounded_and_goes_on_when_a_child_of_it_is_ended() -> None:
+    service = read("nccltuned.service")["Service"]
+
+    assert service["MemoryMax"] == "256M"
+    assert service["OOMPolicy"] == "continue"
 
 
 def test_metrics_are_for_this_host_alone() -> None:
