@@ -142,7 +142,7 @@ def main() -> int:
     rows = []
     print(f"mean regret in %, {options.seeds} seeds; worst seed in brackets; ms a trial")
     for name in RECORDINGS:
-        for sampler in ("tpe", "random"):
+        for sampler in ("model", "random"):
             runs = [run_one(name, sampler, seed) for seed in range(options.seeds)]
             rows.append({"recording": name, "sampler": sampler, "runs": runs})
             cost_ms = statistics.median(run["cost_ms"] for run in runs)
@@ -155,7 +155,7 @@ def main() -> int:
             is_good &= sampler == "random" or cost_ms <= ENGINE_LIMIT_MS
             print(f"{name:15} {sampler:7} {'  '.join(cells)}  {cost_ms:5.1f} ms", flush=True)
     limits = ", ".join(f"<= {LIMIT_PCT[n]} after {n}" for n in CHECKPOINTS)
-    print(f"limits for tpe: {limits}, <= {ENGINE_LIMIT_MS:.0f} ms: {'ok' if is_good else 'BROKEN'}")
+    print(f"limits for model: {limits}, <= {ENGINE_LIMIT_MS:.0f} ms: {'ok' if is_good else 'BROKEN'}")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0 if is_good else 1

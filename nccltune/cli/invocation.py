@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -42,12 +43,28 @@ class Invocation:
         )
 
     def format_again(self, *flags: str, **values: object) -> str:
-        """Write the same call with further flags and other values, to be copied into a shell."""
+        """Write the same call with further flags and other values, to be copied into a shell.
+
+        Secrets of the launch command are left for the reader to put back.
+        """
+        # Most commands have nothing to repeat, and do without this.
+        from nccltune.live.server_facts import redacted
+
         own, launch = _split(self.arguments)
         for name, value in values.items():
             own = [*_without(own, f"--{name}"), f"--{name}", str(value)]
         added = [flag for flag in flags if flag not in own]
-        return shlex.join(["nccltune", *own, *added, *launch])
+        return " ".join(_quote(word) for word in ("nccltune", *own, *added, *redacted(launch)))
+
+
+def _quote(word: str) -> str:
+    """Quote a word for a shell, one of bytes that are no text too."""
+    if word.isprintable():
+        return shlex.quote(word)
+    shown = (
+        chr(b) if 32 <= b < 127 and b not in b"'\\" else f"\\x{b:02x}" for b in os.fsencode(word)
+    )
+    return f"$'{''.join(shown)}'"
 
 
 def _without(words: list[str], option: str) -> list[str]:

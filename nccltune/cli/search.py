@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -23,6 +24,7 @@ from nccltune.cli.options import (
     workload_options,
 )
 from nccltune.cli.search_answer import answer_from_result
+from nccltune.cli.search_noise import known_noise
 from nccltune.cli.settings_options import parse_candidate
 from nccltune.cli.sources import (
     Source,
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 FOLK_PROFILE = "folk-ll-ring"
 MAX_NAME_CHARS = 64
 DEFAULT_TRIAL_COUNT = 40
+CLOSING_S = 2.0
+"""For ending the ranks of a search: a part of its time limit too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,8 @@ class SearchOptions:
 @seed_option
 @click.option(
     "--sampler",
-    type=click.Choice(["tpe", "random"]),
-    default="tpe",
+    type=click.Choice(["model", "random"]),
+    default="model",
     show_default=True,
     help="How candidates are proposed.",
 )
@@ -150,11 +154,16 @@ def command(invocation: Invocation, /, **options: object) -> Answer:
     if notice:
         render.print_warnings([notice])
     check_idle()
+    began_s = time.monotonic()
     with polite_signals(), ExitStack() as stack:
         source = stack.enter_context(_open(chosen, demand, recording))
         check_recorded(source, own)
         name = chosen.name or profile_name(demand.workload.name, source.place)
-        plan = _plan(chosen, demand, source, own)
+        # Starting the ranks, and ending them, is a part of the whole that the limit is for.
+        spent_s = time.monotonic() - began_s + (0.0 if recording is not None else CLOSING_S)
+        plan = replace(
+            _plan(chosen, demand, source, own), timeout_s=max(1.0, chosen.timeout_s - spent_s)
+        )
         result = _search(plan, source, study_path(name), invocation, is_resume=chosen.resume)
     return answer_from_result(
         result,
@@ -210,7 +219,7 @@ def _plan(
         extra_candidates=own,
         trial_count=chosen.trials or DEFAULT_TRIAL_COUNT,
         keeps_trial_count=chosen.trials is None,
-        timeout_s=chosen.timeout_s,
+        known_noise=known_noise(source, demand),
         seed=chosen.seed,
         sampler=chosen.sampler,
         use_duel=not chosen.no_duel,

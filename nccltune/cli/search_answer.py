@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nccltune.cli.envelope import Answer, Complaint, one_line, plain
 from nccltune.cli.launch_path import bypass_warning, path_data
 from nccltune.cli.search_data import SavedProfile, search_data
+from nccltune.cli.search_noise import keep_search_noise
 from nccltune.cli.search_report import search_parts
 from nccltune.errors import ExitCode, NccltuneError
 from nccltune.profile import Profile
@@ -61,7 +62,10 @@ def answer_from_result(
         exit_code = ExitCode.INTERRUPTED
         message = f"interrupted; everything measured is kept, go on with: {next_command}"
         errors.append(Complaint("interrupted", message))
-    not_kept = _keep(data, result, source, name)
+    not_kept = (
+        *_keep(data, result, source, name),
+        *keep_search_noise(result, source, demand),
+    )
     return Answer(
         data=data,
         show=lambda: search_parts(

@@ -148,22 +148,25 @@ def format_gain(effect_pct: float | None) -> str:
     >>> format_gain(9.94), format_gain(-0.04), format_gain(None)
     ('+9.9 %', '0.0 %', '-')
     """
-    if effect_pct is None:
-        return UNKNOWN
-    text = f"{effect_pct:+.1f} %"
-    return "0.0 %" if text[1:] == "0.0 %" else text
+    return UNKNOWN if effect_pct is None else f"{_signed(effect_pct)} %"
 
 
 def format_gain_interval(interval_pct: tuple[float, float] | None) -> str:
     """Write both ends of an interval of an effect.
 
-    >>> format_gain_interval((9.14, 10.8)), format_gain_interval(None)
-    ('+9.1..+10.8 %', '-')
+    >>> format_gain_interval((9.14, 10.8)), format_gain_interval((-0.04, 0.2))
+    ('+9.1..+10.8 %', '0.0..+0.2 %')
     """
     if interval_pct is None:
         return UNKNOWN
     low, high = interval_pct
-    return f"{low:+.1f}..{high:+.1f} %"
+    return f"{_signed(low)}..{_signed(high)} %"
+
+
+def _signed(value: float) -> str:
+    """Write one digit with its sign; what rounds to nothing has none."""
+    text = f"{value:+.1f}"
+    return "0.0" if text[1:] == "0.0" else text
 
 
 def format_number(value: float | None, digits: int) -> str:

@@ -8,6 +8,7 @@ loaded, and none of their text is repeated.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 HIDDEN = "***"
 _SECRET_WORDS = frozenset({"key", "token", "password", "secret"})
+_WORDS = re.compile(r"[a-z0-9]+")
 _CONFIG_FLAG = "--config"
 _MAX_CONF_BYTES = 64 * 1024
 _CONFIG_PROBLEM = (
@@ -210,7 +212,7 @@ def conf_entries(facts: ServerFacts, pid: int) -> dict[str, ConfEntry]:
 
 
 def redacted(argv: Sequence[str]) -> tuple[str, ...]:
-    """Hide what stands behind flags that name a secret.
+    """Hide what stands behind flags and variables that name a secret.
 
     >>> redacted(("sglang", "serve", "--api-key", "abc", "--admin-api-key=def"))
     ('sglang', 'serve', '--api-key', '***', '--admin-api-key=***')
@@ -220,7 +222,8 @@ def redacted(argv: Sequence[str]) -> tuple[str, ...]:
     for word in argv:
         flag, equals, _value = word.partition("=")
         # Whole words: "--max-total-tokens" counts, it tells nothing.
-        names_secret = flag.startswith("--") and bool(_SECRET_WORDS & set(flag[2:].split("-")))
+        is_name = flag.startswith("--") or (equals == "=" and flag.isidentifier())
+        names_secret = is_name and bool(_SECRET_WORDS & set(_WORDS.findall(flag.lower())))
         if is_secret and not word.startswith("--"):
             shown.append(HIDDEN)
         else:

@@ -13,13 +13,21 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from nccltune.bench.host_lock import LOCK_NAME
 from nccltune.search.finals import Finals, FreshBench
-from nccltune.search.journal import DAMAGE, damaged_study, open_study, search_lock
+from nccltune.search.journal import (
+    DAMAGE,
+    TRIAL_COUNT,
+    damaged_study,
+    keep_trial_count,
+    open_study,
+    search_lock,
+)
 from nccltune.search.objective import Objective
 from nccltune.search.report import Report
 from nccltune.search.result import Progress, SearchObserver, SearchResult, Stage
 from nccltune.search.space import HostFacts, Space
-from nccltune.search.trials import BASELINE_EVERY, Trials, Tried, make_sampler
+from nccltune.search.trials import BASELINE_EVERY, Trials, Tried
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,12 +36,11 @@ if TYPE_CHECKING:
     from nccltune.measurement import Bench, Launch, Settings
     from nccltune.payloads.derive import Workload
 
-LOCK_NAME = "search.lock"
 FINALS_SHARE = 0.6
 """Share of the time limit that is kept for proving the winner, at most."""
 
-FINALS_LAUNCH_COUNT = 42
-"""Launches that proving takes as a rule: 8 again, 20 for ablation, 12 in the duel, 2 checks."""
+FINALS_LAUNCH_COUNT = 38
+"""Launches that proving takes as a rule: 8 again, 14 for ablation, 12 in the duel, 4 for checks."""
 
 MIN_LAUNCH_S = 0.001
 UNLIMITED = 1_000_000
@@ -51,10 +58,12 @@ class SearchPlan:
         folk: a profile to put beside the result; measured whole, right after the baseline.
         extra_candidates: measured next, whole or not.
         trial_count: trials in all, the baseline and those of an earlier process included.
+        keeps_trial_count: a search that is resumed has as many as it was asked for before.
         timeout_s: for everything; None for no limit.
-        sampler: ``tpe`` or ``random``.
+        sampler: ``random`` draws evenly; anything else follows a model of the trials so far.
         min_gain: smallest gain worth having, as a share.
         use_duel: prove the winner on fresh launches, where the bench can make them.
+        known_noise: spread of a launch's log score that earlier searches saw here, if any did.
     """
 
     workload: Workload
@@ -64,11 +73,13 @@ class SearchPlan:
     folk: Settings | None = None
     extra_candidates: tuple[Settings, ...] = ()
     trial_count: int = 40
+    keeps_trial_count: bool = False
     timeout_s: float | None = None
     seed: int = 0
-    sampler: str = "tpe"
+    sampler: str = "model"
     min_gain: float = 0.01
     use_duel: bool = True
+    known_noise: float | None = None
     is_shared_gpu: bool = False
 
 
@@ -101,19 +112,25 @@ class _Search:
         is_resume: bool,
         observer: SearchObserver,
     ) -> None:
-        self._plan = plan
         self._bench = bench
         self._observer = observer
         self._began = time.monotonic()
         self._objective = Objective(plan.workload, is_shared_gpu=plan.is_shared_gpu)
         self._space = Space(plan.facts, plan.pinned)
-        comparable = {"workload": plan.workload.digest(), "source": bench.source, **plan.identity}
+        kept = {
+            "workload": plan.workload.digest(),
+            "source": bench.source,
+            **plan.identity,
+            TRIAL_COUNT: plan.trial_count,
+        }
         study = open_study(
             study_path,
-            comparable,
+            kept,
             is_resume=is_resume,
-            sampler=make_sampler(plan.sampler, plan.seed),
         )
+        asked = None if plan.keeps_trial_count else plan.trial_count
+        plan = replace(plan, trial_count=keep_trial_count(study, asked, plan.trial_count))
+        self._plan = plan
         try:
             self._trials = Trials(
                 study,
@@ -122,11 +139,10 @@ class _Search:
                 self._space,
                 seed=plan.seed,
                 is_random=plan.sampler == "random",
+                known_noise=plan.known_noise,
             )
         except DAMAGE as error:
             raise damaged_study(study_path, error) from error
-        if is_resume:
-            study.sampler = make_sampler(plan.sampler, plan.seed + len(self._trials.finished))
         self._stage = Stage.BASELINE
         self._launch_count = 0
         self._report = Report(plan, bench, self._objective, self._trials, study_path)

@@ -8,21 +8,19 @@ supports a claim.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from nccltune.block_rule import BlockRule
+from nccltune.block_rule import MIN_BLOCK_COUNT, BlockRule
 from nccltune.measurement import Bench, Launch, Outcome, PayloadRequest, Settings
 from nccltune.search.ablation import ablate
 from nccltune.search.duel import run_duel
 from nccltune.search.objective import Objective, pooled_medians
 from nccltune.search.result import AblationStep, DuelReport, Stage, Verdict
-from nccltune.stats import aa_noise
 
 if TYPE_CHECKING:
     from nccltune.bench.nccl_log import NcclReport
-    from nccltune.search.trials import Trials
+    from nccltune.search.trials import Trials, Tried
 
 FINALIST_COUNT = 3
 DUEL_COUNT = 2
@@ -30,8 +28,12 @@ DUEL_COUNT = 2
 
 BLOCK_LAUNCH_COUNT = 4
 CHECK_LAUNCH_COUNT = 3
-DUEL_RESERVE = 3 * BLOCK_LAUNCH_COUNT + CHECK_LAUNCH_COUNT
-"""Launches that must be left for the duel: three blocks tell an effect of 8 % from 2 % noise."""
+DUEL_RESERVE = 3 * BLOCK_LAUNCH_COUNT + CHECK_LAUNCH_COUNT + 1
+"""Launches that must be left for the duel: three blocks tell an effect of 8 % from 2 % noise. One
+is to spare, as not all launches take the same time."""
+
+RISKY_GUARD_RATIO = 1.01
+"""Guards that seem slower than this are likely to be rejected, or to stay undecided for long."""
 
 LaunchesLeft = Callable[[int], int]
 """How many launches the time limit still allows, beside so many that are reserved."""
@@ -95,29 +97,31 @@ class Finals:
 
     def run(self) -> None:
         """Prove the best candidate, or find that none holds."""
-        ranked = [one for one in self._trials.ranked() if self._promises_gain(one.launch)]
-        finalists = [one.launch.settings for one in ranked[:FINALIST_COUNT]]
-        self.is_promising = bool(finalists)
-        if not finalists:
+        self.is_promising = any(self._promises_gain(one) for one in self._trials.ranked())
+        if not self.is_promising:
             return
-        finalists = self._remeasure(finalists)
+        finalists = self._remeasure(self._trials.finalists(FINALIST_COUNT))
         if not finalists:
             return
         reduced = self._ablate(finalists[0])
         for candidate in [reduced, *finalists[1:]][:DUEL_COUNT]:
+            least = MIN_BLOCK_COUNT * BLOCK_LAUNCH_COUNT + CHECK_LAUNCH_COUNT
+            if self.duel is not None and self._launches_left(least) < 0:
+                return  # no time for another one
             if self._duel(candidate) and self._check(candidate):
                 self.settings = candidate
                 return
 
-    def _promises_gain(self, launch: Launch) -> bool:
-        baseline = self._trials.baseline_us
-        score = self._objective.log_score(launch.median_us, baseline)
-        return score < math.log(1.0 - self._min_gain)
+    def _promises_gain(self, tried: Tried) -> bool:
+        return tried.assessment is not None and (
+            tried.assessment.score_ratio < 1.0 - self._min_gain
+        )
 
     def _remeasure(self, finalists: Sequence[Settings]) -> list[Settings]:
         """Launch each twice more between baselines, mirrored in time.
 
-        And return them best first.
+        And return them best first; behind all others those with a guard that may be rejected, for
+        the duel would have to go on until that is decided.
         """
         order: list[Settings] = [{}, *finalists, *reversed(finalists), {}]
         launches: dict[int, list[Launch]] = {}
@@ -133,13 +137,15 @@ class Finals:
             return list(finalists)
         reference = pooled_medians(launches[-1])
         noise = self._trials.noise
-        scores: dict[int, float] = {}
+        scores: dict[int, tuple[bool, float]] = {}
         for idx in range(len(finalists)):
             again = launches.get(idx, [])
             if again and all(one.is_complete for one in again):
                 assessment = self._objective.assess(pooled_medians(again), reference, noise)
                 if assessment.guard != "broken":
-                    scores[idx] = assessment.score_ratio
+                    guards = (assessment.ratios[g] for g in self._objective.guard_sizes)
+                    is_risky = max(guards, default=0.0) > RISKY_GUARD_RATIO
+                    scores[idx] = is_risky, assessment.score_ratio
         return [finalists[idx] for idx in sorted(scores, key=scores.__getitem__)]
 
     def _ablate(self, candidate: Settings) -> Settings:
@@ -152,7 +158,7 @@ class Finals:
             candidate,
             self._objective.requests,
             self._objective,
-            noise=self.launch_noise,
+            noise=self._trials.score_noise,
             max_round_count=round_count,
             deadline=lambda: self._launches_left(DUEL_RESERVE) < 1,
             on_launch=lambda launch: self._follow(Stage.ABLATION, launch.settings, launch),
@@ -173,8 +179,8 @@ class Finals:
             self._objective.requests,
             self._objective,
             rule=BlockRule(min_gain=self._min_gain).shared_by(DUEL_COUNT),
-            noise=self.launch_noise,
-            deadline=lambda: self._launches_left(BLOCK_LAUNCH_COUNT + CHECK_LAUNCH_COUNT) < 1,
+            noise=self._trials.score_noise,
+            deadline=lambda: self._launches_left(BLOCK_LAUNCH_COUNT + CHECK_LAUNCH_COUNT) < 0,
             on_launch=note,
         )
         complete = {
@@ -184,15 +190,6 @@ class Finals:
             self.fresh_us = pooled_medians(complete[True])
             self.reference_us = pooled_medians(complete[False])
         return self.duel.verdict is Verdict.IMPROVED
-
-    @property
-    def launch_noise(self) -> float | None:
-        """A/A noise of this host: spread of the log score over the baselines of this search."""
-        baselines = self._trials.baselines
-        reference = pooled_medians(baselines)
-        return aa_noise(
-            [math.exp(self._objective.log_score(one.median_us, reference)) for one in baselines]
-        )
 
     def _check(self, candidate: Settings) -> bool:
         self._follow(Stage.CHECKS, candidate, None)

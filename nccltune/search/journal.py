@@ -12,7 +12,6 @@ left trials told as failed.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 from contextlib import contextmanager, suppress
@@ -23,7 +22,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import TrialState
 
-from nccltune.errors import BusyError, FileError
+from nccltune.bench.host_lock import SEARCH, host_lock
+from nccltune.errors import FileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 STUDY_NAME = "nccltune"
 PLAN_KEY = "nccltune.plan"
+TRIAL_COUNT = "trial_count"
+"""In the plan, and the one thing there that may change."""
+
 LOCK_GRACE_S = 30
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -54,39 +57,17 @@ DAMAGE = (
 
 @contextmanager
 def search_lock(path: Path) -> Iterator[None]:
-    """Hold the lock that only one search on a host can have.
+    """Hold the lock that only one search or verify on a host can have.
 
     Raises:
-        BusyError: another search holds it.
+        BusyError: another one holds it.
         FileError: the folder cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = path.open("a+")
-    except OSError as error:
-        raise FileError(path, f"cannot be written: {error.strerror}") from error
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            handle.seek(0)
-            holder = handle.read().strip() or "unknown"
-            message = (
-                f"another search (process {holder}) is running on this host;"
-                " wait for it, or stop it"
-            )
-            raise BusyError(message, code="search_running") from error
-        except OSError as error:
-            raise FileError(path, f"cannot be locked: {error.strerror}") from error
-        handle.truncate(0)
-        handle.write(str(os.getpid()))
-        handle.flush()
+    with host_lock(path, SEARCH):
         yield
 
 
-def open_study(
-    path: Path, plan: dict[str, object], *, is_resume: bool, sampler: optuna.samplers.BaseSampler
-) -> optuna.Study:
+def open_study(path: Path, plan: dict[str, object], *, is_resume: bool) -> optuna.Study:
     """Create a study, or open the one that a stopped search left. Call it under ``search_lock``.
 
     Args:
@@ -94,7 +75,6 @@ def open_study(
         plan: what makes trials comparable (workload, host, base environment); kept in the study and
             compared on resume.
         is_resume: open what is there; else an old journal is set aside as ``NAME.old``.
-        sampler: draws proposals.
 
     Raises:
         FileError: nothing to resume, a damaged journal, or one of another workload or host.
@@ -112,7 +92,7 @@ def open_study(
         study = optuna.create_study(
             study_name=STUDY_NAME,
             storage=storage,
-            sampler=sampler,
+            sampler=optuna.samplers.RandomSampler(),  # never asked: what is tried is decided before
             direction="minimize",
             load_if_exists=is_resume,
         )
@@ -123,6 +103,22 @@ def open_study(
     except DAMAGE as error:
         raise damaged_study(path, error) from error
     return study
+
+
+def keep_trial_count(study: optuna.Study, asked: int | None, default: int) -> int:
+    """Return how many trials a study is to have, and keep it for those who resume it.
+
+    Args:
+        study: the study, whose plan names what was asked for before.
+        asked: for now; None for what it was asked for before.
+        default: for one that does not name it.
+    """
+    plan = study.user_attrs[PLAN_KEY]
+    kept: int = plan.get(TRIAL_COUNT, default)
+    if asked is None or asked == kept:
+        return kept
+    study.set_user_attr(PLAN_KEY, {**plan, TRIAL_COUNT: asked})
+    return asked
 
 
 def damaged_study(path: Path, error: Exception) -> FileError:
@@ -211,7 +207,8 @@ def _compare_plan(study: optuna.Study, plan: dict[str, object], path: Path) -> N
         study.set_user_attr(PLAN_KEY, plan)
         return
     now = json.loads(json.dumps(plan))  # as the journal has it: lists for tuples
-    differing = sorted(k for k in {*now, *before} if now.get(k) != before.get(k))
+    compared = {*now, *before} - {TRIAL_COUNT}
+    differing = sorted(k for k in compared if now.get(k) != before.get(k))
     if differing:
         named = ", ".join(_PLAN_WORDS.get(name, name) for name in differing)
         reason = (

@@ -90,6 +90,8 @@ class Report:
             is_interrupted=is_interrupted,
             pruned_count=sum(tried.launch.is_pruned for tried in self._trials.finished),
             trial_limit=self._plan.trial_count,
+            baseline_noise=self._trials.baseline_noise,
+            baseline_count=len(self._trials.baselines),
             phases_s={"engine": self._trials.engine_s},
         )
 
@@ -238,7 +240,7 @@ class Report:
             band += f" (95 % interval {interval.low:.3f} to {interval.high:.3f})"
         if verdict is Verdict.IMPROVED:
             return (
-                "Improved: the communication time of a decode iteration falls to"
+                "Improved: the communication time of a decode step falls to"
                 f" {band} of the defaults', and no guarded size gets slower."
             )
         if verdict is Verdict.KEEP_DEFAULT:

@@ -114,7 +114,8 @@ class SearchResult:
     ``score_ratio`` is the best candidate's weighted geometric mean of communication time over the
     baseline's; below 1 is faster. ``duel``, ``ablation`` and ``collectives`` are None where they
     were not run; ``not_run`` says why. ``pruned_count`` of the trials ended early, because what had
-    been measured ruled them out; ``trial_limit`` is how many there were to be.
+    been measured ruled them out; ``trial_limit`` is how many there were to be. ``baseline_noise`` is
+    the standard deviation of the log score over the launches of the baseline, ``baseline_count``.
     """
 
     verdict: Verdict
@@ -140,6 +141,8 @@ class SearchResult:
     is_interrupted: bool = False
     pruned_count: int = 0
     trial_limit: int = 0
+    baseline_noise: float | None = None
+    baseline_count: int = 0
     phases_s: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -1,6 +1,6 @@
 """The space that a search walks.
 
-Its dimensions, and the way between a sampler's parameters and NCCL settings.
+Its dimensions, and the way between parameters and NCCL settings.
 
 A dimension is one variable (or one number of NCCL_THREAD_THRESHOLDS); the choice ``None`` leaves it
 to NCCL. Domains come from the catalogue, which knows NCCL in general and no recording.
@@ -44,8 +44,8 @@ _ALWAYS = (
 )
 
 SPARSE_SIZES = (1, 2, 2, 3)
-"""How many dimensions the first proposals set: most settings do nothing or harm alone, and a dense
-draw from the whole space almost always holds one that ruins it."""
+"""How many dimensions a drawn candidate of a recording sets: most settings do nothing or harm
+alone, and a dense draw from the whole space almost always holds one that ruins it."""
 
 Params = Mapping[str, str | None]
 
@@ -114,6 +114,11 @@ class Space:
                 self._choices[dimension] = (None, *_THRESHOLD_CHOICES)
 
     @property
+    def choices(self) -> Mapping[str, tuple[str | None, ...]]:
+        """Every dimension with its choices in the order of their values, ``None`` first."""
+        return self._choices
+
+    @property
     def distributions(self) -> dict[str, BaseDistribution]:
         """The space as Optuna has it."""
         return {name: CategoricalDistribution(choices) for name, choices in self._choices.items()}
@@ -149,11 +154,6 @@ class Space:
             for name in sorted(chosen):
                 drawn[name] = rng.choice(self._choices[name][1:])
             yield drawn
-
-    def nudge(self, params: Params, rng: random.Random) -> dict[str, str | None]:
-        """Return the parameters with one dimension drawn anew."""
-        name = rng.choice(sorted(self._choices))
-        return {**params, name: rng.choice(self._choices[name])}
 
     def settings(self, params: Params) -> dict[str, str]:
         """Turn parameters into the settings that a launch gets.

@@ -1,25 +1,24 @@
 """The ask-and-tell loop.
 
-Proposals from a sampler, launches from a bench, every result into the journal at once.
+Proposals from a model of the trials so far, launches from a bench, every result into the journal at
+once.
 
 A trial is asked for only once it is known what will be measured, so that the study holds nothing
-but real measurements. Candidates that fail are told as a very bad score and a broken constraint: a
-sampler does not see failed trials, and would propose the same settings again. FAIL is kept for
-faults of the host.
+but real measurements. Candidates that fail are told as a very bad score and a broken constraint,
+as whoever opens the study with Optuna expects; FAIL is kept for faults of the host.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import optuna
-from optuna.trial import TrialState, create_trial
+from optuna.trial import TrialState
 
-from nccltune.envvars import canonical
 from nccltune.errors import HostError
 from nccltune.measurement import Bench, Launch, Outcome, Settings
 from nccltune.search.objective import (
@@ -30,40 +29,33 @@ from nccltune.search.objective import (
     log_noise,
     pooled_medians,
 )
+from nccltune.search.proposals import draw_evenly, finalists, fit_model, key_of
 from nccltune.search.records import launch_from_record, record_from_launch
 from nccltune.search.result import Failure
+from nccltune.stats import aa_noise
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import optuna
+
+    from nccltune.search.model import Model
     from nccltune.search.space import Params, Space
 
-SPARSE_TRIAL_COUNT = 7
-"""Proposals that set only a few dimensions, before the sampler takes over."""
-
-STARTUP_TRIAL_COUNT = SPARSE_TRIAL_COUNT + 2
 BASELINE_EVERY = 8
 """Trials between two measurements of the baseline: about 20 s on two GPUs, quicker than clocks
 drift."""
+
+BASELINE_COUNT = 3
+"""Baselines nearest in time whose median a ratio is taken against: one alone is as noisy as the
+candidate, and now and then 1.5 % off."""
 
 HOST_FAULT_LIMIT = 3
 """Launches in a row that fail through the host before a search gives up; everything told so far is
 kept."""
 
-STEP_SHARE = 0.8
-"""Share of the sampler's draws that become small steps from the best candidate so far."""
-
-STEP_SIZES = (1, 2, 2, 3)
-NUDGE_LIMIT = 50
 BASELINE_KEY = "nccltune.baseline."
 CONSTRAINT = "guards"
-
-
-def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    """Return a sampler: ``tpe`` (each dimension by itself, aware of the guards) or ``random``."""
-    if name == "random":
-        return optuna.samplers.RandomSampler(seed=seed)
-    return optuna.samplers.TPESampler(
-        multivariate=False, n_startup_trials=STARTUP_TRIAL_COUNT, seed=seed, constant_liar=False
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +89,14 @@ class Trials:
         *,
         seed: int,
         is_random: bool,
+        known_noise: float | None = None,
     ) -> None:
         self._study = study
         self._bench = bench
         self._objective = objective
         self._space = space
         self._is_random = is_random
+        self._known_noise = known_noise
         self._host_faults = 0
         self.finished: list[Tried] = []
         self.baselines: list[Launch] = []
@@ -110,7 +104,6 @@ class Trials:
         self._load()
         # A resumed search must not draw what it has drawn before.
         self._rng = random.Random(f"{seed}/{len(self.finished)}")
-        self._sparse_params = space.sparse_params(self._rng)
 
     def _load(self) -> None:
         records = sorted(
@@ -145,18 +138,37 @@ class Trials:
 
     @property
     def baseline_us(self) -> dict[int, float]:
-        """The baseline that ratios use now: the last one measured, or all that a recording has."""
+        """The baseline that ratios use now: the last ones measured, or all that a recording has."""
         return self._baseline_us(len(self.baselines) - 1)
 
     def _baseline_us(self, idx: int) -> dict[int, float]:
         recorded = self._bench.baseline_launches()
-        return pooled_medians(recorded) if recorded else self.baselines[idx].median_us
+        return pooled_medians(recorded or self.baselines[: idx + 1][-BASELINE_COUNT:])
+
+    @property
+    def score_noise(self) -> float | None:
+        """A/A noise of this host: what is on record, and at least what these baselines show."""
+        found = (self.baseline_noise, self._known_noise)
+        return max((noise for noise in found if noise is not None), default=None)
+
+    @property
+    def baseline_noise(self) -> float | None:
+        """Spread of the log score over the baselines of this search; None for too few."""
+        if not self.baselines:
+            return None
+        reference = pooled_medians(self.baselines)
+        return aa_noise(
+            [
+                math.exp(self._objective.log_score(one.median_us, reference))
+                for one in self.baselines
+            ]
+        )
 
     def ranked(self) -> list[Tried]:
         """Eligible trials with settings of their own, best first, each candidate once."""
         best: dict[tuple[tuple[str, str], ...], Tried] = {}
         for tried in sorted(filter(_may_win, self.finished), key=_score):
-            best.setdefault(tuple(sorted(tried.launch.settings.items())), tried)
+            best.setdefault(key_of(tried.launch.settings), tried)
         return list(best.values())
 
     def measure_baseline(self) -> Launch:
@@ -183,63 +195,47 @@ class Trials:
 
     def has_tried(self, settings: Settings) -> bool:
         """Whether these settings, in whatever spelling, are among the finished trials."""
-        wanted = canonical(settings)
-        return any(canonical(tried.launch.settings) == wanted for tried in self.finished)
+        return any(key_of(tried.launch.settings) == key_of(settings) for tried in self.finished)
 
     def propose(self) -> Settings | None:
-        """Return the next settings to measure.
-
-        None when a recording has nothing left, or the operator has pinned every dimension.
-        """
+        """Return the next settings to measure; None when there is nothing left to try."""
         if not self._space.dimension_count:
             return None
         began = time.perf_counter()
-        tried = [one.launch.settings for one in self.finished]
-        params = self._draw()
-        found = self._bench.nearest(self._space.settings(params), tried)
-        # A sampler that has found a good place proposes it again; its neighbours are worth more.
-        for _ in range(NUDGE_LIMIT):
-            if found is None or (found and not self.has_tried(found)):
-                break
-            params = self._space.nudge(params, self._rng)
-            found = self._bench.nearest(self._space.settings(params), tried)
+        rng = self._rng
+        found = self._first_new(
+            draw_evenly(self._space, rng) if self._is_random else self._model().proposals(rng)
+        )
         self.engine_s += time.perf_counter() - began
         return found
 
-    def _draw(self) -> dict[str, Any]:
-        """Draw parameters: sparse ones first, then the sampler's, mostly as steps from the best."""
-        if self._is_random:
-            return self._sampled()
-        if len(self.finished) < STARTUP_TRIAL_COUNT:
-            return next(self._sparse_params)
-        drawn = self._sampled()
-        return self._step(drawn) if self._rng.random() < STEP_SHARE else drawn
+    def _first_new(self, proposals: Iterable[Params]) -> Settings | None:
+        tried = [one.launch.settings for one in self.finished]
+        known = {key_of(settings) for settings in tried}
+        for params in proposals:
+            settings = self._space.settings(params)
+            if self._space.params(settings) != params:
+                continue  # NCCL would take it for another candidate
+            found = self._bench.nearest(settings, tried)
+            if found is None or (found and key_of(found) not in known):
+                return found
+        return None
 
-    def _step(self, drawn: dict[str, Any]) -> dict[str, Any]:
-        """Take over only a few dimensions of a draw into the best candidate so far.
+    def finalists(self, count: int) -> list[Settings]:
+        """Return the settings that most promise a gain, by all that the trials say together."""
+        results = [(one.launch.settings, one.assessment) for one in filter(_may_win, self.finished)]
+        if not self._space.dimension_count:
+            return [settings for settings, _ in results[:count]]
+        return finalists(self._model(), self._space, results, count)
 
-        NCCL's defaults are good, most settings do nothing or harm, and a dense draw from ten
-        dimensions almost always holds one that ruins it.
-        """
-        best = next(iter(self.ranked()), None)
-        start: Params = {}
-        if best is not None and _score(best) < 1.0:
-            start = self._space.params(best.launch.settings) or {}
-        params = {name: start.get(name) for name in drawn}
-        differing = sorted(name for name in drawn if drawn[name] != params[name])
-        count = min(self._rng.choice(STEP_SIZES), len(differing))
-        for name in self._rng.sample(differing, count):
-            params[name] = drawn[name]
-        return params
-
-    def _sampled(self) -> dict[str, Any]:
-        space = self._space.distributions
-        trial = create_trial(state=TrialState.RUNNING, params={}, distributions={})
-        sampler = self._study.sampler
-        drawn = sampler.sample_relative(self._study, trial, space)
-        for name in sorted(space.keys() - drawn.keys()):
-            drawn[name] = sampler.sample_independent(self._study, trial, name, space[name])
-        return drawn
+    def _model(self) -> Model:
+        return fit_model(
+            self._space,
+            [(one.launch.settings, one.assessment) for one in self.finished],
+            self._objective.guard_sizes,
+            self.score_noise,
+            self.noise,
+        )
 
     def measure(self, settings: Settings, *, is_whole: bool = False) -> Tried | None:
         """Launch a candidate, tell the study, and return it; None when the host was at fault.

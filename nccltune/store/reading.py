@@ -97,12 +97,12 @@ def json_files(folder: Path) -> list[Path]:
         FileError: it is no folder, or cannot be read.
     """
     try:
-        names = sorted(os.listdir(folder))
+        paths = sorted(folder.iterdir())
     except FileNotFoundError:
         return []
     except OSError as error:
         raise unreadable(folder, error) from None
-    return [folder / name for name in names if name.endswith(".json") and name[0] != "."]
+    return [path for path in paths if path.suffix == ".json" and path.name[0] != "."]
 
 
 def unreadable(path: Path, error: OSError) -> FileError:

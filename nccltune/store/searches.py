@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 from nccltune.atomic import make_dir, write_atomic
-from nccltune.errors import NccltuneError
+from nccltune.errors import FileError, NccltuneError
 from nccltune.jsontext import parse_json
 from nccltune.paths import state_dir
-from nccltune.store.reading import read_text
+from nccltune.store.reading import json_files, read_text
 
 SCHEMA = "nccltune.search/1"
 
@@ -45,11 +46,28 @@ def keep_search(name: str, ended_at: datetime, answer: Mapping[str, object]) -> 
     return path
 
 
-def read_searches() -> tuple[list[Mapping[str, object]], list[str]]:
-    """Return what was kept, oldest first, and a line about each file that cannot be read."""
+def count_searches() -> int:
+    """Return how many answers are kept, unread."""
+    with suppress(FileError):
+        return len(json_files(_folder()))
+    return 0
+
+
+def read_searches(last: int | None = None) -> tuple[list[Mapping[str, object]], list[str]]:
+    """Return what was kept, oldest first, and a line about each file that cannot be read.
+
+    Args:
+        last: so many of them, the newest; None for all.
+    """
     found: list[Mapping[str, object]] = []
     problems: list[str] = []
-    for path in sorted(_folder().glob("*.json")):
+    try:
+        paths = json_files(_folder())
+    except FileError as error:
+        return [], [str(error)]
+    for path in reversed(paths):
+        if len(found) == last:
+            break
         try:
             data = parse_json(read_text(path), path).data
         except NccltuneError as error:
@@ -59,7 +77,7 @@ def read_searches() -> tuple[list[Mapping[str, object]], list[str]]:
             found.append(data)
         else:
             problems.append(f"{path}: is not of schema {SCHEMA}; left out")
-    return found, problems
+    return found[::-1], problems[::-1]
 
 
 def _folder() -> Path:

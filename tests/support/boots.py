@@ -13,8 +13,9 @@ from nccltune.verify.record import VerifyRecord
 
 TOKENS = 20
 LENGTH = 2
+SETTINGS = {"NCCL_MIN_CTAS": "8", "NCCL_PROTO": "allreduce:LL"}
 ON_PATH = Seen(
-    ranks={"TP0": {"NCCL_PROTO": RankState.IN_EFFECT}, "TP1": {"NCCL_PROTO": RankState.IN_EFFECT}},
+    ranks={rank: dict.fromkeys(SETTINGS, RankState.IN_EFFECT) for rank in ("TP0", "TP1")},
     is_nccl_on_path=True,
     path_reason="made up for a test",
     version="0.5.15.post1",
@@ -100,7 +101,6 @@ LAUNCH = (
     "--speculative-num-draft-tokens",
     "3",
 )
-SETTINGS = {"NCCL_MIN_CTAS": "8", "NCCL_PROTO": "allreduce:LL"}
 FAST = Profile("fast", SETTINGS, source="gpus")
 DEFAULT_ARM = Arm("default", LAUNCH, num_steps=2)
 FAST_ARM = Arm("fast", LAUNCH, FAST, num_steps=2)

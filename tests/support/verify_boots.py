@@ -35,14 +35,15 @@ def a_stream(
 ) -> Stream:
     """One answer at an even pace; ``accept_length`` None is plain decoding."""
     length = accept_length or 1.0
-    step_count = (tokens - 1) / length
+    verify_count = round(tokens / length)
+    step_count = verify_count if accept_length else tokens - 1
     last_s = (TTFT_MS + step_count * ms_per_step) / 1e3
     return Stream(
         prompt_tokens=30,
         tokens=tokens,
         duration_s=last_s,
         chunks=(Chunk(TTFT_MS / 1e3, 1), Chunk(last_s, tokens)),
-        verify_count=None if accept_length is None else round(tokens / length),
+        verify_count=None if accept_length is None else verify_count,
         accept_length=accept_length,
         accept_rate=None if accept_length is None else (accept_length - 1.0) / num_steps,
         accept_by_position=by_position,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
 
 import pytest
 
@@ -45,6 +47,36 @@ def test_format_again_adds_flags_before_the_launch_command_and_quotes() -> None:
     again = invocation.format_again("--resume")
 
     assert again == "nccltune search --try 'NCCL_THREAD_THRESHOLDS=8 8' --resume -- sglang serve"
+
+
+@pytest.mark.parametrize(
+    ("launch", "shown"),
+    [
+        (["sglang", "--api-key", "sesame"], "sglang --api-key '***'"),
+        (["sglang", "--admin-api-key=sesame"], "sglang '--admin-api-key=***'"),
+        (["env", "HF_TOKEN=sesame", "sglang"], "env 'HF_TOKEN=***' sglang"),
+        (["sglang", "--api_key", "sesame"], "sglang --api_key '***'"),
+        (["sglang", "--max-total-tokens", "9"], "sglang --max-total-tokens 9"),
+    ],
+)
+def test_format_again_tells_no_secret(launch: list[str], shown: str) -> None:
+    again = Invocation.from_arguments(["verify", "--", *launch]).format_again("--resume")
+
+    assert again == f"nccltune verify --resume -- {shown}"
+
+
+def test_format_again_quotes_bytes_that_are_no_text_for_a_shell() -> None:
+    words = ["a\udcffb", "it's\udcfe", "two\nlines", "n\u00e9"]
+
+    again = Invocation.from_arguments(["verify", "--", *words]).format_again()
+
+    assert again.isprintable()
+    done = subprocess.run(
+        ["bash", "-c", f"nccltune() {{ printf '%s\\0' \"$@\"; }}; {again}"],
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.split(b"\0")[2:-1] == [os.fsencode(word) for word in words]
 
 
 def test_format_again_repeats_no_flag_and_replaces_values() -> None:

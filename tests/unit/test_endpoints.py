@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -126,10 +126,53 @@ def test_endpoint_at_an_address_is_read(url: str, endpoint: Endpoint) -> None:
     assert endpoint_at(url) == endpoint
 
 
-@pytest.mark.parametrize("url", ["", "localhost:30000", "ftp://h:1", "http://h:99999", "http://"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            "",
+            "localhost:30000",
+            "ftp://h:1",
+            "http://h:99999",
+            "http://h:0",
+            "http://",
+            "http://h\n",
+        ),
+        *("http://h\udcff:1", f"http://{'a' * 70}:1", "http://a..b:1", "user:sesame@h:1"),
+    ],
+)
 def test_endpoint_at_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(UsageProblem, match="no server's address"):
+    with pytest.raises(UsageProblem, match="no server's address") as raised:
         endpoint_at(url)
+
+    assert raised.value.code == "bad_url"
+    assert "sesame" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("http://127.0.0.1:1/v1", "a path"),
+        ("http://127.0.0.1:1//", "a path"),
+        ("http://127.0.0.1:1?x=1", "a query"),
+        ("http://127.0.0.1:1/?", "a query"),
+        ("http://127.0.0.1:1/#x", "a fragment"),
+        ("http://me:sesame@127.0.0.1:1", "a user"),
+        ("http://me@127.0.0.1:1/v1?x", "a user and a path and a query"),
+    ],
+)
+def test_part_of_an_address_that_would_be_dropped_is_refused(url: str, named: str) -> None:
+    with pytest.raises(UsageProblem) as raised:
+        endpoint_at(url)
+
+    assert raised.value.code == "bad_url"
+    assert f"the address has {named}, and" in str(raised.value)
+    assert str(raised.value).endswith("write http://127.0.0.1:1")
+    assert "sesame" not in str(raised.value)
+
+
+def test_root_path_is_no_part_of_an_address() -> None:
+    assert endpoint_at("http://127.0.0.1:1/") == Endpoint("127.0.0.1", 1)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +206,60 @@ def test_health_without_an_answer_in_time_is_silent() -> None:
 def test_health_of_what_speaks_no_http_is_strange() -> None:
     with bare_server(b"SSH-2.0-OpenSSH_9.2\r\n") as endpoint:
         assert read_health(endpoint) is Health.STRANGE
+
+
+@contextmanager
+def dripping_server(head: bytes) -> Iterator[Endpoint]:
+    """Send a byte every few milliseconds behind a beginning, for ever."""
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                connection.sendall(head)
+                while not is_over.wait(0.01):
+                    connection.sendall(b" ")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield Endpoint(port=listening.getsockname()[1])
+        finally:
+            is_over.set()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nX: ",
+        b"HTTP/1.1 200 OK\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1",
+    ],
+    ids=["status line", "header", "endless body", "long body", "chunk"],
+)
+def test_answer_that_drips_is_given_up_in_time(head: bytes) -> None:
+    with (
+        dripping_server(head) as endpoint,
+        pytest.raises(ServerError, match=r"no answer within 0\.2 s") as raised,
+    ):
+        read_server_info(endpoint, timeout_s=0.2)
+
+    assert raised.value.code == "no_answer"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_server_that_wants_a_key_is_named_so(status: int) -> None:
+    with server({"/server_info": (status, b"{}")}) as endpoint:
+        with pytest.raises(ServerError, match="wants a key .*NCCLTUNE_API_KEY") as raised:
+            read_server_info(endpoint)
+        assert raised.value.code == "wants_key"
+        with pytest.raises(ServerError, match="does not take this API key") as raised:
+            read_server_info(Endpoint(port=endpoint.port, api_key="sesame"))
+    assert "sesame" not in str(raised.value)
 
 
 def test_question_carries_the_key_and_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:

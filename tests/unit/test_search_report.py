@@ -78,7 +78,7 @@ def test_improved_says_so_with_everything_that_it_rests_on(tmp_path: Path) -> No
     assert result.duel.settings == result.settings
     assert result.score_ratio == result.duel.score_ratio == pytest.approx(0.855, abs=0.01)
     assert result.score_interval.low < 0.855 < result.score_interval.high < 0.99
-    assert result.sentence.startswith("Improved: the communication time of a decode iteration fal")
+    assert result.sentence.startswith("Improved: the communication time of a decode step fal")
     assert f"to {result.score_ratio:.3f} (95 % interval" in result.sentence
     assert result.ablation is not None
     assert {step.variable: step.is_dropped for step in result.ablation} == {

@@ -206,15 +206,6 @@ def test_space_sparse_params_set_few_dimensions_and_deal_all_of_them_in_turn(see
     assert list(again) == draws
 
 
-def test_space_nudge_changes_one_dimension_at_most() -> None:
-    space = Space(NVLINK, {})
-    rng = random.Random(0)
-    for params in dense_draws(space, 1, 40):
-        nudged = space.nudge(params, rng)
-        assert nudged.keys() == params.keys()
-        assert sum(nudged[name] != params[name] for name in params) <= 1
-
-
 def test_space_with_everything_pinned_has_no_dimension() -> None:
     names = {name for name, _ in Space(NVLINK, {}).single_choices()}
     values = {name: "1" for name in names if name.startswith("NCCL_")}

@@ -143,7 +143,7 @@ def running_server(
         process.wait()
 
 
-def wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
+def wait_until_up(port: int, process: subprocess.Popen[bytes], *, host: str = "127.0.0.1") -> None:
     """Wait until a server answers 200, or fail with how it ended."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     end_s = time.monotonic() + START_LIMIT_S
@@ -151,7 +151,7 @@ def wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None:
             raise AssertionError(f"the server ended with {process.returncode} before it was up")
         with suppress(OSError, urllib.error.HTTPError):
-            opener.open(f"http://127.0.0.1:{port}/health", timeout=5.0).close()
+            opener.open(f"http://{host}:{port}/health", timeout=5.0).close()
             return
         time.sleep(0.02)
     raise AssertionError(f"the server was not up within {START_LIMIT_S} s")

@@ -114,6 +114,8 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path in ("/health", "/health_generate"):
             self._health(path)
+        elif not self._has_key():
+            self._answer(401, {"error": "Unauthorized"})
         elif path == "/ready" and is_at_least(0, 5, 20):
             self._answer(200 if self.web.is_up.is_set() else 503)
         elif path in ("/model_info", "/get_model_info"):
@@ -132,13 +134,19 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length) or b"{}")
-        if self.path == "/flush_cache":
+        if not self._has_key():
+            self._answer(401, {"error": "Unauthorized"})
+        elif self.path == "/flush_cache":
             self._answer(200)
         elif self.path == "/generate":
             with self.web.running():
                 self._generate(body)
         else:
             self._answer(404, {"detail": "Not Found"})
+
+    def _has_key(self) -> bool:
+        key = self.web.args.text("api_key", "")
+        return not key or self.headers.get("Authorization") == f"Bearer {key}"
 
     def _health(self, path: str) -> None:
         if self.web.is_leaving or not self.web.is_up.is_set():
