@@ -155,7 +155,9 @@ def main() -> int:
             is_good &= sampler == "random" or cost_ms <= ENGINE_LIMIT_MS
             print(f"{name:15} {sampler:7} {'  '.join(cells)}  {cost_ms:5.1f} ms", flush=True)
     limits = ", ".join(f"<= {LIMIT_PCT[n]} after {n}" for n in CHECKPOINTS)
-    print(f"limits for model: {limits}, <= {ENGINE_LIMIT_MS:.0f} ms: {'ok' if is_good else 'BROKEN'}")
+    print(
+        f"limits for model: {limits}, <= {ENGINE_LIMIT_MS:.0f} ms: {'ok' if is_good else 'BROKEN'}"
+    )
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0 if is_good else 1

@@ -43,17 +43,16 @@ VERDICT_STYLE = {
 @json_option
 def command(last: int) -> Answer:
     """List the verifies and searches of this host, and show how it moved over time."""
-    entries, problems = read_history()
-    shown = entries[-last:]
-    series = series_of(entries)
+    shown, total, problems = read_history(last)
+    series = series_of(shown)
     return Answer(
         data={
             "entries": [entry.to_json() for entry in shown],
-            "entry_count": len(entries),
+            "entry_count": total,
             "series": [_series_data(each) for each in series],
         },
-        show=lambda: _parts(shown, len(entries), series),
-        warnings=tuple(problems),
+        show=lambda: _parts(shown, total, series),
+        warnings=problems,
     )
 
 

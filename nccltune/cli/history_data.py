@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nccltune.cli.trend import Point, Series
 from nccltune.cli.words import format_gain, format_gain_interval, format_interval, format_ratio
-from nccltune.errors import NccltuneError
+from nccltune.errors import FileError, NccltuneError
 from nccltune.sglang.command import parse_launch
-from nccltune.store.searches import read_searches
+from nccltune.store.searches import count_searches, read_searches
+from nccltune.verify.boot_data import DAMAGE
+from nccltune.verify.judging.evidence import gather_evidence
 from nccltune.verify.judging.numbers import summarize
 from nccltune.verify.judging.stored import FREE_FLAGS
-from nccltune.verify.record import list_records
+from nccltune.verify.record import load, record_paths
+from nccltune.verify.record_data import moment_of
 
 if TYPE_CHECKING:
     from nccltune.verify.model import Arm
     from nccltune.verify.record import VerifyRecord
+    from nccltune.verify.sameness import Flags
+
+_NO_IDENTITY = FREE_FLAGS | {"config"}
+"""Flags that tell nothing about how fast a server is; what a config file sets stands beside it."""
 
 
 class Kind(StrEnum):
@@ -75,18 +82,48 @@ class Entry:
         }
 
 
-def read_history() -> tuple[list[Entry], list[str]]:
-    """Return every entry, oldest first, and a line about each file that cannot be used."""
-    records, problems = list_records()
-    searches, more_problems = read_searches()
-    entries = [_from_verify(record) for record in records]
-    unusable = [*problems, *more_problems]
+class History(NamedTuple):
+    """What is kept, as far as it was asked for.
+
+    Attributes:
+        entries: the newest, oldest of them first.
+        total: verifies and searches that are kept, those included that nobody read.
+        problems: a line about each file that was read and cannot be used.
+    """
+
+    entries: tuple[Entry, ...]
+    total: int
+    problems: tuple[str, ...]
+
+
+def read_history(last: int) -> History:
+    """Read the newest verifies and searches, and no more files than that takes.
+
+    Raises:
+        FileError: the state folder is none, or cannot be read.
+    """
+    paths = record_paths()
+    total = len(paths) + count_searches()
+    entries: list[Entry] = []
+    unusable: list[str] = []
+    for path in paths:
+        if len(entries) == last:
+            break
+        try:
+            entries.append(_from_verify(load(path)))
+        except FileError as error:
+            unusable.append(str(error))
+        except DAMAGE as error:
+            unusable.append(f"{path}: is damaged ({type(error).__name__}: {error}); move it away")
+    searches, problems = read_searches(last)
+    unusable += problems
     for kept in searches:
         try:
             entries.append(_from_search(kept))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except DAMAGE as error:
             unusable.append(f"search {kept.get('name')}: damaged ({type(error).__name__}: {error})")
-    return sorted(entries, key=lambda entry: entry.at), unusable
+    entries.sort(key=lambda entry: entry.at)
+    return History(tuple(entries[-last:]), total - len(unusable), tuple(unusable))
 
 
 def series_of(entries: Sequence[Entry]) -> list[Series]:
@@ -113,7 +150,7 @@ def _from_verify(record: VerifyRecord) -> Entry:
             result += f" ({interval_words.removesuffix(' %')})"
     return Entry(
         kind=Kind.VERIFY,
-        at=_moment(record.created_at),
+        at=moment_of(record.created_at),
         id=record.id,
         subject=record.url or ", ".join(arm.name for arm in record.arms),
         verdict=str(verdict or "not finished"),
@@ -136,8 +173,11 @@ def _speeds(record: VerifyRecord) -> Iterator[Figure]:
     """Yield the time of a decode step of each arm; the same settings under another name are one."""
     seen: set[object] = set()
     for arm in record.arms:
-        value = summarize(arm.name, record.boots).ms_per_verify
-        known = _identity(arm)
+        own = [boot for boot in record.boots if boot.arm == arm.name]
+        if gather_evidence((arm,), own).is_lost:
+            continue  # what was measured is not what the profile does
+        value = summarize(arm.name, own).ms_per_verify
+        known = _identity(record, arm)
         if value is None or known is None:
             continue
         identity, words = known
@@ -149,29 +189,34 @@ def _speeds(record: VerifyRecord) -> Iterator[Figure]:
             yield Figure(key, words, "ms a step", value)
 
 
-def _identity(arm: Arm) -> tuple[object, str] | None:
+def _identity(record: VerifyRecord, arm: Arm) -> tuple[object, str] | None:
     """Return what makes two starts comparable, and how people call it; None if not understood."""
-    try:
-        command = parse_launch(arm.argv)
-    except NccltuneError:
-        return None
-    flags = {name: value for name, value in command.flags.items() if name not in FREE_FLAGS}
+    flags = record.flags.get(arm.name)
+    if flags is None:
+        try:
+            flags = parse_launch(arm.argv).flags
+        except NccltuneError:
+            return None
+    telling = {name: values for name, values in flags.items() if name not in _NO_IDENTITY}
     settings = {} if arm.profile is None else arm.profile.settings
-    model = Path(command.model_path or "?").name
     steps = f"{arm.num_steps} steps" if arm.num_steps else "as launched"
     parts = [
         arm.profile.name if arm.profile is not None and settings else "defaults",
         steps if arm.is_speculative else "no speculation",
-        f"{model}, tp {command.tp_size}",
+        f"{Path(_first(flags, 'model_path', '?')).name}, tp {_first(flags, 'tp_size', '1')}",
     ]
-    return (tuple(sorted(flags.items())), tuple(sorted(settings.items()))), ", ".join(parts)
+    return (tuple(sorted(telling.items())), tuple(sorted(settings.items()))), ", ".join(parts)
+
+
+def _first(flags: Flags, name: str, otherwise: str) -> str:
+    return next(iter(flags.get(name, ())), otherwise)
 
 
 def _from_search(kept: Mapping[str, object]) -> Entry:
     answer = kept["answer"]
     if not isinstance(answer, dict):
         raise TypeError("the answer is no object")
-    at = _moment(str(kept["ended_at"]))
+    at = moment_of(str(kept["ended_at"]))
     low, high = answer["score_ci"]
     ratio = answer["score_ratio"]
     result = f"score {format_ratio(ratio)}"
@@ -211,8 +256,3 @@ def _all_reduces(answer: Mapping[str, object]) -> Iterator[Figure]:
         size = row["bytes"]
         key = (Kind.SEARCH, gpus, size)
         yield Figure(key, f"defaults, all-reduce of {size} B", "us", float(value))
-
-
-def _moment(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)

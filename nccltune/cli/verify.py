@@ -10,18 +10,20 @@ import click
 
 from nccltune.atomic import write_output
 from nccltune.cli import render
-from nccltune.cli.envelope import Complaint, one_line
+from nccltune.cli.envelope import Answer, Complaint, one_line
 from nccltune.cli.interrupts import polite_signals
 from nccltune.cli.options import json_option, launch_argument
 from nccltune.cli.verify_answer import (
     answer_from_verify,
     conclude,
     conclude_running,
+    go_on_words,
     stored_verifies,
 )
 from nccltune.cli.verify_markdown import format_markdown
 from nccltune.cli.verify_options import (
     VerifyOptions,
+    api_key,
     check_markdown,
     check_url_options,
     default_arms,
@@ -31,10 +33,10 @@ from nccltune.cli.verify_options import (
 )
 from nccltune.cli.verify_view import follow
 from nccltune.cli.words import format_clock
-from nccltune.errors import NccltuneError, UsageProblem
+from nccltune.errors import ExitCode, NccltuneError, UsageProblem
 from nccltune.inject.running import inherited_environ
 from nccltune.verify.arms import make_arms
-from nccltune.verify.engine import estimate_s, run_verify
+from nccltune.verify.engine import run_verify, stored_boot_s
 from nccltune.verify.judging.verdict import is_decided
 from nccltune.verify.noise import known_boot_noise
 from nccltune.verify.running import RUNNING_ARM, measure_running
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from nccltune.cli.envelope import Answer
     from nccltune.cli.invocation import Invocation
     from nccltune.cli.verify_data import Verified
     from nccltune.verify.record import VerifyRecord
@@ -68,16 +69,26 @@ def command(context: click.Context, /, launch: tuple[str, ...], **options: objec
     check_markdown(asked.markdown)
     if asked.url is not None:
         check_url_options(context, launch)
-        verified = _measure_running(asked, asked.url, invocation)
-    else:
-        verified = _start_and_measure(asked, launch, invocation)
+        return _answer(_measure_running(asked, asked.url, invocation), asked, invocation)
+    record = _start_and_measure(asked, launch, invocation)
+    try:
+        return _answer(conclude(record), asked, invocation)
+    except KeyboardInterrupt:  # once more, from somebody in a hurry
+        if record.is_finished:
+            raise
+        message = f"interrupted; finished boots are kept, {go_on_words(invocation)}"
+        complaint = Complaint("interrupted", message)
+        return Answer({}, lambda: (), ExitCode.INTERRUPTED, errors=(complaint,))
+
+
+def _answer(verified: Verified, asked: VerifyOptions, invocation: Invocation) -> Answer:
     verified, answer = answer_from_verify(verified, invocation, is_any_host=asked.any_host)
     return _with_markdown(answer, verified, asked.markdown)
 
 
 def _start_and_measure(
     asked: VerifyOptions, launch: tuple[str, ...], invocation: Invocation
-) -> Verified:
+) -> VerifyRecord:
     if not launch:
         raise UsageProblem(
             "nothing to verify: give the server's launch command after --, or --url",
@@ -99,20 +110,20 @@ def _start_and_measure(
         limits=asked.limits,
         is_any_host=asked.any_host,
         is_resume=asked.resume,
+        boot_s=stored_boot_s(launch),
         is_decided=lambda record: _is_decided(record, asked.boots),
     )
     render.print_note(_announcement(spec))
     with polite_signals(), follow(wants_json=invocation.wants_json) as observer:
-        record = run_verify(spec, observer)
-    return conclude(record)
+        return run_verify(spec, observer)
 
 
 def _measure_running(asked: VerifyOptions, url: str, invocation: Invocation) -> Verified:
-    profile = expected_profile(asked.arm_words)
+    profile, key = expected_profile(asked.arm_words), api_key()
     stored = stored_verifies(asked.baseline)
     with polite_signals(), follow(wants_json=invocation.wants_json) as observer:
         record = measure_running(
-            url, asked.load, profile=profile, on_progress=_progress_to(observer)
+            url, asked.load, profile=profile, api_key=key, on_progress=_progress_to(observer)
         )
     return conclude_running(record, stored, asked.baseline)
 
@@ -138,11 +149,10 @@ def _announcement(spec: VerifySpec) -> str:
     """Say beforehand what is going to happen, and how long it takes."""
     names = ", ".join(arm.name for arm in spec.arms)
     count = len(spec.arms) * spec.boots
-    duration_s = estimate_s(spec)
     time_words = (
         "how long a start takes is not known yet"
-        if duration_s is None
-        else f"about {format_clock(duration_s)} at most, by earlier starts of this command"
+        if spec.boot_s is None
+        else f"about {format_clock(count * spec.boot_s)} at most, by earlier starts of this command"
     )
     return f"{names}: up to {count} starts, {spec.boots} of each; {time_words}"
 

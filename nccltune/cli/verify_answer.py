@@ -10,6 +10,7 @@ from nccltune.cli.envelope import Answer, Complaint, one_line, plain
 from nccltune.cli.verify_data import Verified, judgement_data, verify_data
 from nccltune.cli.verify_report import verify_parts
 from nccltune.errors import ExitCode, NccltuneError, UsageProblem
+from nccltune.sglang.command import parse_launch
 from nccltune.store import Where, find_profile, mark_verified, read_active
 from nccltune.store.searches import read_searches
 from nccltune.verify import record as records
@@ -41,6 +42,7 @@ def conclude(record: VerifyRecord) -> Verified:
         boots_planned=record.boot_total // len(record.arms),
         problems=[problem.message for problem in record.problems],
         predictions=predictions,
+        operator=_operator(record),
     )
     return Verified(record, judgement, summarize_arms(record.arms, record.boots), predictions)
 
@@ -112,6 +114,10 @@ def answer_from_verify(
         verified = _mark(verified, not_kept)
     verified = _keep(verified, not_kept)
     verified = replace(verified, next_command=_next(verified, invocation, is_any_host=is_any_host))
+    if stopped := verified.record.stopped:
+        message = f"{stopped}; finished boots are kept, {go_on_words(invocation)}"
+        complaints.append(Complaint(stopped.code, one_line(message)))
+        exit_code = stopped.exit_code
     if not_kept:
         exit_code = ExitCode.FILE
     if verified.record.is_interrupted:
@@ -127,6 +133,11 @@ def answer_from_verify(
     )
 
 
+def go_on_words(invocation: Invocation) -> str:
+    """Say how a verify that was stopped goes on."""
+    return f"go on with: {invocation.format_again('--resume')}"
+
+
 def _keep(verified: Verified, not_kept: list[Complaint]) -> Verified:
     judged = plain(judgement_data(verified.judgement))
     assert isinstance(judged, dict)  # noqa: S101 - a mapping stays one
@@ -134,7 +145,8 @@ def _keep(verified: Verified, not_kept: list[Complaint]) -> Verified:
     verified = replace(verified, record=record)
     try:
         path = records.save(record)
-        if record.is_finished and not record.url:
+        is_usable = verified.judgement.verdict is not Verdict.UNUSABLE
+        if record.is_finished and is_usable and not record.url:
             keep_boot_noise(record)
     except NccltuneError as error:
         not_kept.append(Complaint(error.code, one_line(f"{error}; the figures are above")))
@@ -143,7 +155,10 @@ def _keep(verified: Verified, not_kept: list[Complaint]) -> Verified:
 
 
 def _mark(verified: Verified, not_kept: list[Complaint]) -> Verified:
-    """Mark the profiles that gained on SGLang's own defaults, in nothing but NCCL's settings."""
+    """Mark the profiles that gained on SGLang's own defaults, in nothing but NCCL's settings.
+
+    Only where all of their settings were seen in effect: it is the whole profile that is marked.
+    """
     arms = {arm.name: arm for arm in verified.record.arms}
     marked: list[str] = []
     for each in verified.judgement.comparisons:
@@ -151,7 +166,7 @@ def _mark(verified: Verified, not_kept: list[Complaint]) -> Verified:
         is_settings_alone = arms[each.arm].argv == base.argv and not _settings(base)
         if each.answer is not Verdict.GAIN or profile is None or not is_settings_alone:
             continue
-        if not _is_of_store(profile):
+        if not each.is_wholly_in_effect or not _is_of_store(profile):
             continue
         try:
             mark_verified(profile.name, _evidence(verified, each.arm))
@@ -190,13 +205,22 @@ def _is_of_store(profile: Profile) -> bool:
     return found.where is Where.STATE and found.profile.settings == profile.settings
 
 
+def _operator(record: VerifyRecord) -> Mapping[str, str]:
+    """Return variables that every server of a verify was started with, whatever its arm."""
+    try:
+        assigned = parse_launch(record.launch).environment
+    except NccltuneError:
+        assigned = {}
+    return {**record.environ, **assigned}
+
+
 def _settings(arm: Arm) -> Mapping[str, str]:
     return {} if arm.profile is None else arm.profile.settings
 
 
 def _next(verified: Verified, invocation: Invocation, *, is_any_host: bool) -> str:
     record, judgement = verified.record, verified.judgement
-    if record.is_interrupted:
+    if record.is_interrupted or record.stopped:
         return invocation.format_again() if record.url else invocation.format_again("--resume")
     if any(each.cause is Cause.NOT_IN_EFFECT for each in judgement.reasons):
         return "nccltune doctor" + (f" -- {shlex.join(record.launch)}" if record.launch else "")
@@ -217,17 +241,23 @@ def _next(verified: Verified, invocation: Invocation, *, is_any_host: bool) -> s
 
 def _warnings(verified: Verified) -> Iterator[str]:
     unmarked = [
-        arm.profile.name
+        (each, arm.profile)
         for each in verified.judgement.comparisons
         for arm in verified.record.arms
         if each.answer is Verdict.GAIN and arm.name == each.arm and arm.profile is not None
-        if arm.profile.name not in verified.marked and not _is_of_store(arm.profile)
+        if arm.profile.name not in verified.marked
     ]
-    for name in unmarked:
-        yield (
-            f"profile {name} is not in this host's store, so that it was not marked as verified: "
-            "nccltune profile import it first"
-        )
+    for compared, profile in unmarked:
+        if not _is_of_store(profile):
+            yield (
+                f"profile {profile.name} is not in this host's store, so that it was not marked "
+                "as verified: nccltune profile import it first"
+            )
+        elif not compared.is_wholly_in_effect:
+            yield (
+                f"profile {profile.name} was not marked as verified: not all of its settings were "
+                "seen in effect in every rank of every boot (the reasons name them)"
+            )
 
 
 def _concurrency(record: VerifyRecord) -> int:

@@ -174,6 +174,7 @@ def _comparison(comparison: Comparison) -> dict[str, object]:
         "level": comparison.level,
         "block_count": comparison.block_count,
         "guards": [_guard(each) for each in comparison.guards],
+        "is_wholly_in_effect": comparison.is_wholly_in_effect,
         "sentence": comparison.sentence,
         "prediction": None if check is None else asdict(check),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from click.core import ParameterSource
 from nccltune.cli.options import Decorated, FiniteRange, add_options
 from nccltune.errors import FileError, UsageProblem
 from nccltune.profile import Profile
+from nccltune.sglang.endpoints import KEY_VARIABLE
 from nccltune.store import find_profile, read_active
 from nccltune.supervise import DEFAULT_READY_TIMEOUT_S, DEFAULT_STALL_TIMEOUT_S, Limits
 from nccltune.verify.arms import ACTIVE, DEFAULT
@@ -78,7 +80,12 @@ def verify_options(command: Decorated) -> Decorated:
             metavar="N",
             help="Starts of each arm, at most.",
         ),
-        click.option("--url", metavar="URL", help="Measure a server that runs, and start none."),
+        click.option(
+            "--url",
+            metavar="URL",
+            help="Measure a server that runs, and start none. The key of a server that wants one "
+            f"is read from {KEY_VARIABLE}.",
+        ),
         click.option(
             "--baseline",
             metavar="ID",
@@ -210,16 +217,39 @@ def check_url_options(context: click.Context, launch: tuple[str, ...]) -> None:
         )
 
 
+def api_key() -> str:
+    """Return the key of the running server; empty where none is given.
+
+    Raises:
+        UsageProblem: what is given is no key.
+    """
+    key = os.environ.get(KEY_VARIABLE, "").strip()
+    if not key.isascii() or not key.isprintable():
+        raise UsageProblem(f"{KEY_VARIABLE}: holds what no API key does", code="bad_value")
+    return key
+
+
 def check_markdown(path: Path | None) -> None:
-    """Refuse, before minutes are spent, a file that could not be written."""
+    """Refuse, before minutes are spent, a file that could not be written.
+
+    A temporary file beside it is the proof: rights, full names and read-only disks are in it.
+    """
     if path is None:
         return
-    if path.exists() and not path.is_file():
-        raise FileError(path, "--markdown needs a plain file", code="not_a_file")
-    if not path.absolute().parent.is_dir():
-        raise FileError(path, "its folder does not exist; create it first", code="cannot_write")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise FileError(path, "its folder cannot be written", code="cannot_write")
+    try:
+        target = path.resolve(strict=False)
+        if target.exists() and not target.is_file():
+            raise FileError(path, "--markdown needs a plain file", code="not_a_file")
+        if not target.parent.is_dir():
+            raise FileError(path, "its folder does not exist; create it first", code="cannot_write")
+        if not target.exists():
+            target.open("x").close()
+            target.unlink()
+        with tempfile.TemporaryFile(dir=target.parent):
+            return
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        reason = getattr(error, "strerror", None) or "it is a circle of links"
+        raise FileError(path, f"cannot be written ({reason})", code="cannot_write") from None
 
 
 def _words(option: str, text: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from nccltune.verify.judging.cost_model import Refusal
 from nccltune.verify.judging.judgement import Cause, Metric, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -84,7 +84,8 @@ def verify_parts(verified: Verified) -> Iterator[RenderableType]:
         yield heading("Latency", "time to first token (TTFT) and between tokens (ITL), in ms")
         yield indent(number_table(LATENCY_COLUMNS, latency_rows(verified), words=("config",)))
     yield from _comparisons(judgement.comparisons)
-    yield from _reasons(judgement)
+    # What a server answered is told with the errors, once.
+    yield from _reasons(judgement, {problem.message for problem in verified.record.problems})
     yield from _predictions(judgement.comparisons)
     if judgement.cost_model is not None:
         yield from _cost_model(judgement.cost_model)
@@ -188,21 +189,25 @@ def _comparisons(comparisons: Sequence[Comparison]) -> Iterator[RenderableType]:
     yield indent(number_table(COMPARISON_COLUMNS, rows, words=("what", "answer")))
 
 
-def _reasons(judgement: Judgement) -> Iterator[RenderableType]:
-    lines = list(reason_lines(judgement))
+def _reasons(judgement: Judgement, told: Container[str]) -> Iterator[RenderableType]:
+    lines = list(reason_lines(judgement, told))
     if lines:
         yield heading("Why", "and what limits the answer")
         yield indent(fact_grid(("-", text) for text in lines))
 
 
-def reason_lines(judgement: Judgement) -> Iterator[str]:
+def reason_lines(judgement: Judgement, told: Container[str] = ()) -> Iterator[str]:
     """Yield a line for each reason that the sentence does not say already.
 
     Of stored verifies that do not serve, only the newest few are named.
+
+    Args:
+        told: reasons that are said elsewhere.
     """
-    told = [each for each in judgement.reasons if each.text not in judgement.sentence]
-    hidden = [each for each in told if each.cause is Cause.NO_BASELINE][MAX_MISSES:]
-    yield from (one_line(each.text) for each in told if each not in hidden)
+    sentence = judgement.sentence
+    open_ = [one for one in judgement.reasons if one.text not in sentence and one.text not in told]
+    hidden = [each for each in open_ if each.cause is Cause.NO_BASELINE][MAX_MISSES:]
+    yield from (one_line(each.text) for each in open_ if each not in hidden)
     if hidden:
         yield f"{len(hidden)} older verifies do not serve either"
 
@@ -214,8 +219,8 @@ def prediction_rows(comparisons: Sequence[Comparison]) -> Iterator[list[str]]:
         if check is not None:
             yield [
                 each.arm,
-                f"{check.predicted_saved_ms:+.3f}",
-                f"{check.measured_saved_ms:+.3f}",
+                f"{check.predicted_saved_ms:+z.3f}",
+                f"{check.measured_saved_ms:+z.3f}",
                 f"{100.0 * check.nccl_share:.0f} %",
             ]
 

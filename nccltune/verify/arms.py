@@ -72,7 +72,7 @@ def make_arms(
     found = made(command, arms, num_steps, find)
     if AGAIN in arms:
         found = (*found, replace(found[0], name=AGAIN))
-    _check_distinct(found)
+    _check_distinct(found, word=settings[0] if settings else DEFAULT)
     return found
 
 
@@ -130,6 +130,7 @@ def _as_launched(command: LaunchCommand, word: str, find: Find) -> Arm:
         profile=profile,
         num_steps=command.num_steps,
         is_speculative=command.is_speculative,
+        word=word,
     )
 
 
@@ -149,8 +150,13 @@ def _steps_name(count: int) -> str:
     return f"{count} step" if count == 1 else f"{count} steps"
 
 
-def _check_distinct(arms: Sequence[Arm]) -> None:
-    """Refuse what cannot be told apart, by name or by what is started."""
+def _check_distinct(arms: Sequence[Arm], *, word: str) -> None:
+    """Refuse what cannot be told apart, by name or by what is started.
+
+    Args:
+        arms: all of them.
+        word: an arm of ``--arms`` that may be given instead.
+    """
     if len(arms) < 2:
         raise UsageProblem(
             f"one arm ({arms[0].name}) is nothing to compare: give --arms A,B or --num-steps A,B",
@@ -166,7 +172,7 @@ def _check_distinct(arms: Sequence[Arm]) -> None:
         if key in seen:
             raise UsageProblem(
                 f"arms {seen[key].name} and {arm.name} are the same; to see what a difference of "
-                f"nothing looks like, give --arms {seen[key].name},{AGAIN}",
+                f"nothing looks like, give --arms {word},{AGAIN}",
                 code="same_arms",
             )
         if any(arm.name == other.name for other in seen.values()):

@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nccltune.bench.host_lock import VERIFY, host_lock, host_lock_path
-from nccltune.errors import ServerError
+from nccltune.errors import FileError, NccltuneError, ServerError
+from nccltune.sglang.command import parse_launch
 from nccltune.verify.plan import boot_order, ends_round
-from nccltune.verify.record import Problem, list_records, logs_dir, save
-from nccltune.verify.resuming import begin_record, hidden
+from nccltune.verify.record import Problem, logs_dir, newest_records, save
+from nccltune.verify.resuming import begin_record
+from nccltune.verify.sameness import (
+    check_boot,
+    check_flags,
+    hidden,
+    resolved_flags,
+    visible,
+    without_secrets,
+)
 from nccltune.verify.serving.boots import Booter
 from nccltune.verify.serving.memory import MemoryWatch
 from nccltune.verify.serving.preflight import Ground, ReadyArm, prepare
@@ -25,12 +34,16 @@ if TYPE_CHECKING:
     from nccltune.verify.record import VerifyRecord
     from nccltune.verify.spec import VerifyObserver, VerifySpec
 
+_LOOKED_AT = 20
+"""Verifies, the newest, among which one of the same launch is looked for."""
+
 
 def run_verify(spec: VerifySpec, observer: VerifyObserver) -> VerifyRecord:
     """Start and measure every arm in turn; each boot is kept at once.
 
-    A boot that gives no numbers ends it, with the reason among the record's problems; Ctrl-C ends
-    it too, and the server with it.
+    A boot that gives no numbers ends it, with the reason among the record's problems. Ctrl-C ends
+    it too, and the server with it; so does what stands in the way between two boots (a full disk, a
+    port that somebody took): the record says why it stopped.
 
     Raises:
         UsageProblem: arms or boots that make no sense.
@@ -38,7 +51,7 @@ def run_verify(spec: VerifySpec, observer: VerifyObserver) -> VerifyRecord:
             state folder cannot be written.
         ServerError: the program of the launch is not there.
         BusyError: the port is in use, or a search or verify runs on this host.
-        HostError: GPU memory did not come back.
+        HostError: the driver does not answer before there is a boot.
     """
     order = boot_order(len(spec.arms), spec.boots)
     with host_lock(host_lock_path(), VERIFY):
@@ -47,14 +60,20 @@ def run_verify(spec: VerifySpec, observer: VerifyObserver) -> VerifyRecord:
         return _Verify(spec, observer, ground, record).run(order)
 
 
-def estimate_s(spec: VerifySpec) -> float | None:
-    """Return how long a verify will take at most, by stored boots of the same launch.
+def stored_boot_s(launch: Sequence[str]) -> float | None:
+    """Return how long a boot of this launch takes, by the newest verify that has one.
 
-    None where there are none.
+    None where none of the newest is of this launch.
+
+    Raises:
+        FileError: the state folder cannot be read.
     """
-    boot_s = _stored_boot_s(spec)
-    order = boot_order(len(spec.arms), spec.boots)
-    return None if boot_s is None else boot_s * len(order)
+    kept = hidden(launch)
+    for record in newest_records(limit=_LOOKED_AT):
+        if record.launch == kept and not record.url and record.boots:
+            times = [_boot_s(boot) for boot in record.boots]
+            return sum(times) / len(times)
+    return None
 
 
 class _Verify:
@@ -64,7 +83,7 @@ class _Verify:
         self._spec, self._observer, self._ground, self._record = spec, observer, ground, record
         self._began_s = time.monotonic()
         self._made_count = 0
-        self._boot_s = _stored_boot_s(spec)
+        self._boot_s = spec.boot_s
         self._arm, self._position = spec.arms[0].name, 0
         uuids = () if ground.fingerprint is None else ground.fingerprint.gpu_uuids
         memory = MemoryWatch(uuids)
@@ -90,8 +109,11 @@ class _Verify:
             self._keep_problem(error, len(order))
             return self._record
         except KeyboardInterrupt:
-            self._save()
             return replace(self._record, is_interrupted=True)
+        except NccltuneError as error:
+            if not self._record.boots:
+                raise
+            return replace(self._record, stopped=error)
         self._record = replace(self._record, is_finished=True)
         self._save()
         with suppress(OSError):
@@ -100,7 +122,9 @@ class _Verify:
 
     def _boot(self, ready: ReadyArm) -> None:
         self._arm, self._position = ready.arm.name, len(self._record.boots)
+        check_flags(ready.flags, resolved_flags(parse_launch(ready.arm.argv)))
         boot = self._booter.boot(ready, self._position, self._log_path)
+        check_boot(boot, self._record.boots)
         self._log_path.unlink(missing_ok=True)
         self._made_count += 1
         self._boot_s = self._elapsed_s / self._made_count
@@ -127,15 +151,19 @@ class _Verify:
 
     def _keep_problem(self, error: ServerError, boot_total: int) -> None:
         log_path = str(self._log_path)
-        message = (
-            f"boot {self._position + 1} of {boot_total} (arm {self._arm}): {error}; "
-            f"its output: {log_path}"
-        )
-        problem = Problem(self._arm, self._position, error.code, message, log_path)
+        text = without_secrets(str(error), self._spec.launch)
+        message = f"boot {self._position + 1} of {boot_total} (arm {self._arm}): {text}"
+        if self._log_path.exists():
+            message += f"; its output: {log_path}"
+        else:
+            log_path = ""
+        problem = Problem(self._arm, self._position, error.code, visible(message), log_path)
         self._record = replace(self._record, problems=(problem,))
-        self._save()
+        with suppress(FileError):  # a full disk; the answer says so when it is kept
+            self._save()
 
     def _note(self, text: str) -> None:
+        text = visible(text)
         if text not in self._record.notes:
             self._record = replace(self._record, notes=(*self._record.notes, text))
 
@@ -167,16 +195,6 @@ class _Verify:
                 boot=boot,
             )
         )
-
-
-def _stored_boot_s(spec: VerifySpec) -> float | None:
-    """Return how long a boot of this launch takes, by the newest verify that has one."""
-    launch = hidden(spec.launch)
-    for record in list_records().found:
-        if record.launch == launch and not record.url and record.boots:
-            times = [_boot_s(boot) for boot in record.boots]
-            return sum(times) / len(times)
-    return None
 
 
 def _boot_s(boot: Boot) -> float:

@@ -27,6 +27,7 @@ class Arm:
         num_steps: draft steps; None without speculation, or where SGLang chooses.
         is_speculative: whether a draft is proposed at all.
         note: what else had to be changed with it; empty where nothing had.
+        word: that its settings were asked for with; not kept.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Arm:
     num_steps: int | None = None
     is_speculative: bool = True
     note: str = ""
+    word: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Stream:
         chunks: those that brought tokens, in order.
         duration_s: from sending to the end of the stream.
         verify_count: verify steps, by the server; None without speculation.
-        accept_length: tokens a verify step, bonus included, by the server.
+        accept_length: tokens a verify step, bonus included: ``tokens`` over ``verify_count``.
         accept_rate: share of proposed draft tokens accepted, by the server.
         accept_by_position: how many verify steps accepted exactly 0, 1, 2, ... draft tokens; empty
             where the server does not say.
@@ -86,24 +88,41 @@ class Stream:
         return self.chunks[-1].at_s - self.chunks[0].at_s
 
     @property
+    def first_tokens(self) -> int:
+        """Tokens that were there at the moment of the first: one read may bring several chunks."""
+        first = self.chunks[0]
+        return max(chunk.tokens for chunk in self.chunks if chunk.at_s <= first.at_s)
+
+    @property
     def decode_tokens(self) -> int:
-        """Tokens that came in that time."""
-        return self.chunks[-1].tokens - self.chunks[0].tokens
+        """Tokens that came from the first moment to the last."""
+        return self.chunks[-1].tokens - self.first_tokens
+
+    @property
+    def decode_steps(self) -> int:
+        """Decode steps whose tokens came in that time; 0 where it cannot be told.
+
+        Without speculation a step is a token. With it, the very first token is that of the prefill
+        and of no verify step: where it comes alone, all verify steps are in the decode time. Where
+        more comes at the first moment, the steps that brought it lie before: at least one, as many
+        as bring so many tokens on average, and no more than later chunks leave over.
+        """
+        if self.verify_count is None:
+            return max(0, self.decode_tokens)
+        before = 0
+        if self.first_tokens > 1:
+            share = (self.first_tokens - 1) / max(1, self.tokens - 1)
+            later = sum(chunk.at_s > self.chunks[0].at_s for chunk in self.chunks)
+            left_over = self.verify_count - later
+            before = max(1, min(round(share * self.verify_count), left_over))
+        return max(0, self.verify_count - before)
 
     @property
     def ms_per_verify(self) -> float | None:
-        """Time of one decode step: decode time over steps.
-
-        The first verify's tokens may come in the first chunk or not; the time is over the steps
-        that the decode tokens needed at this stream's own accept length. Without speculation a
-        step is a token. None where it cannot be told.
-        """
-        if self.decode_tokens <= 0 or self.decode_s <= 0.0:
+        """Time of one decode step: decode time over the steps in it; None where not known."""
+        if self.decode_tokens <= 0 or self.decode_s <= 0.0 or not self.decode_steps:
             return None
-        length = self.accept_length if self.verify_count is not None else 1.0
-        if not length:
-            return None
-        return 1e3 * self.decode_s / (self.decode_tokens / length)
+        return 1e3 * self.decode_s / self.decode_steps
 
     @property
     def itl_ms(self) -> tuple[float, ...]:
@@ -219,6 +238,21 @@ class Boot:
         """Median over the runs of the time a token takes, prefill included."""
         value = _median_or_none([1e3 * run.duration_s / run.tokens for run in self.runs])
         return math.nan if value is None else value
+
+    @property
+    def accept_length(self) -> float | None:
+        """Median over the runs."""
+        return _median_or_none([run.accept_length for run in self.runs])
+
+    @property
+    def decode_share(self) -> float | None:
+        """Median over the runs of how much of the time is decode and no prefill."""
+        shares = [
+            _mean([stream.decode_s for stream in run.streams]) / run.duration_s
+            for run in self.runs
+            if run.duration_s > 0.0 and run.streams
+        ]
+        return _median_or_none(shares)
 
 
 def _mean(values: Sequence[float]) -> float:

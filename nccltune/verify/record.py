@@ -1,89 +1,26 @@
-"""Verifies on disk: one file each, rewritten whole after every boot, so that a kill loses one boot.
-
-Schema history of ``nccltune.verify``:
-    1: first version.
-"""
+"""Verifies on disk: one file each, rewritten whole after every boot: a kill loses one boot."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from nccltune.atomic import make_dir, write_atomic
 from nccltune.errors import FileError
-from nccltune.host.fingerprint import Fingerprint
 from nccltune.jsontext import parse_json
 from nccltune.paths import state_dir
-from nccltune.profile import format_profile, parse_profile
-from nccltune.store.reading import read_text
-from nccltune.verify.boot_data import boot_from_json, boot_to_json
-from nccltune.verify.model import Arm
+from nccltune.store.reading import json_files, read_text
+from nccltune.verify.boot_data import DAMAGE
+from nccltune.verify.record_data import SCHEMA, record_from_json, record_to_json
+from nccltune.verify.record_data import Problem as Problem
+from nccltune.verify.record_data import VerifyRecord as VerifyRecord
+from nccltune.verify.sameness import visible
 
-if TYPE_CHECKING:
-    from nccltune.verify.model import Boot
-
-SCHEMA = "nccltune.verify/1"
 _SUFFIX = ".json"
 _MAX_BYTES = 256 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A boot that gave no numbers.
-
-    Attributes:
-        code: of the error, as scripts get it.
-        log_path: where the server's own words are; empty where there are none.
-    """
-
-    arm: str
-    position: int
-    code: str
-    message: str
-    log_path: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyRecord:
-    """One verify.
-
-    Attributes:
-        id: also the name of its file.
-        created_at: ISO 8601, UTC.
-        launch: the command, secrets hidden; of a running server as far as it is known.
-        arms: the first is the baseline; their commands with secrets hidden.
-        load: the plan of the load, field by field.
-        environ: what the environment of every server held of NCCL and CUDA before its arm's
-            settings.
-        boot_total: boots of all arms at most.
-        boots: complete ones, in their order.
-        fingerprint: of the GPUs that the servers see; None where the driver does not say.
-        url: of the running server that was measured; empty where servers were started.
-        problems: why it ended early; empty where it did not.
-        notes: what the reader should know besides.
-        is_finished: nothing is left to measure; else ``--resume`` goes on.
-        is_interrupted: somebody stopped it just now; not kept.
-        judgement: what was concluded, for listings; empty until somebody has.
-    """
-
-    id: str
-    created_at: str
-    launch: tuple[str, ...]
-    arms: tuple[Arm, ...]
-    load: Mapping[str, object]
-    boot_total: int
-    boots: tuple[Boot, ...] = ()
-    fingerprint: Fingerprint | None = None
-    environ: Mapping[str, str] = field(default_factory=dict)
-    url: str = ""
-    problems: tuple[Problem, ...] = ()
-    notes: tuple[str, ...] = ()
-    is_finished: bool = False
-    is_interrupted: bool = False
-    judgement: Mapping[str, object] = field(default_factory=dict)
 
 
 class Records(NamedTuple):
@@ -120,7 +57,12 @@ def save(record: VerifyRecord, folder: Path | None = None) -> Path:
     """
     path = verifies_dir(folder) / f"{record.id}{_SUFFIX}"
     make_dir(path.parent)
-    text = json.dumps(_to_json(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    data: object = record_to_json(record)
+    try:
+        text = _dump(data)
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # of the server's answers or of the command line
+        text = _dump(_visible(data))
     write_atomic(path, f"{text}\n")
     return path
 
@@ -140,85 +82,63 @@ def load(path: Path) -> VerifyRecord:
         reason = f'schema {found}, and this version reads "{SCHEMA}" only'
         raise document.problem(reason, "schema", code="unknown_schema")
     try:
-        return _from_json(data, path)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return record_from_json(data, path)
+    except DAMAGE as error:
         reason = f"is damaged ({type(error).__name__}: {error}); move it away"
         raise FileError(path, reason, code="damaged_verify") from error
 
 
+def record_paths(folder: Path | None = None) -> list[Path]:
+    """Return the files of all verifies, the newest first; their names begin with the time.
+
+    Raises:
+        FileError: the folder, or the state folder, is none or cannot be read.
+    """
+    return json_files(verifies_dir(folder))[::-1]
+
+
+def newest_records(
+    folder: Path | None = None, *, limit: int | None = None
+) -> Iterator[VerifyRecord]:
+    """Read verifies one by one, the newest first; damaged ones are left out.
+
+    Args:
+        folder: the state folder; this user's if None.
+        limit: files to look at, at most.
+
+    Raises:
+        FileError: as ``record_paths``.
+    """
+    for path in record_paths(folder)[:limit]:
+        with suppress(FileError):
+            yield load(path)
+
+
 def list_records(folder: Path | None = None) -> Records:
-    """Read every verify; one that is damaged hides no other."""
+    """Read every verify; one that is damaged hides no other.
+
+    Raises:
+        FileError: as ``record_paths``.
+    """
     found: list[VerifyRecord] = []
     problems: list[str] = []
-    for path in sorted(verifies_dir(folder).glob(f"*{_SUFFIX}")):
-        if path.name.startswith("."):
-            continue
+    for path in record_paths(folder):
         try:
             found.append(load(path))
         except FileError as error:
             problems.append(str(error))
     found.sort(key=lambda record: (record.created_at, record.id), reverse=True)
-    return Records(tuple(found), tuple(problems))
+    return Records(tuple(found), tuple(reversed(problems)))
 
 
-def _to_json(record: VerifyRecord) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "id": record.id,
-        "created_at": record.created_at,
-        "launch": list(record.launch),
-        "url": record.url,
-        "arms": [_arm_to_json(arm) for arm in record.arms],
-        "load": dict(record.load),
-        "environ": dict(record.environ),
-        "boot_total": record.boot_total,
-        "fingerprint": None if record.fingerprint is None else record.fingerprint.to_json(),
-        "is_finished": record.is_finished,
-        "problems": [asdict(problem) for problem in record.problems],
-        "notes": list(record.notes),
-        "judgement": dict(record.judgement),
-        "boots": [boot_to_json(boot) for boot in record.boots],
-    }
+def _dump(data: object) -> str:
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _from_json(data: Mapping[str, Any], path: Path) -> VerifyRecord:
-    fingerprint = data["fingerprint"]
-    return VerifyRecord(
-        id=str(data["id"]),
-        created_at=str(data["created_at"]),
-        launch=tuple(str(word) for word in data["launch"]),
-        arms=tuple(_arm_from_json(arm, path) for arm in data["arms"]),
-        load=dict(data["load"]),
-        boot_total=int(data["boot_total"]),
-        boots=tuple(boot_from_json(boot) for boot in data["boots"]),
-        fingerprint=None if fingerprint is None else Fingerprint.from_json(fingerprint),
-        environ={str(name): str(value) for name, value in data["environ"].items()},
-        url=str(data["url"]),
-        problems=tuple(Problem(**problem) for problem in data["problems"]),
-        notes=tuple(str(note) for note in data["notes"]),
-        is_finished=bool(data["is_finished"]),
-        judgement=dict(data["judgement"]),
-    )
-
-
-def _arm_to_json(arm: Arm) -> dict[str, Any]:
-    return {
-        "name": arm.name,
-        "argv": list(arm.argv),
-        "profile": None if arm.profile is None else json.loads(format_profile(arm.profile)),
-        "num_steps": arm.num_steps,
-        "is_speculative": arm.is_speculative,
-        "note": arm.note,
-    }
-
-
-def _arm_from_json(data: Mapping[str, Any], path: Path) -> Arm:
-    profile = data["profile"]
-    return Arm(
-        name=str(data["name"]),
-        argv=tuple(str(word) for word in data["argv"]),
-        profile=None if profile is None else parse_profile(json.dumps(profile), path),
-        num_steps=data["num_steps"],
-        is_speculative=bool(data["is_speculative"]),
-        note=str(data["note"]),
-    )
+def _visible(data: object) -> object:
+    """Copy JSON values, and escape what is no text in them."""
+    if isinstance(data, str):
+        return visible(data)
+    if isinstance(data, Mapping):
+        return {visible(str(key)): _visible(value) for key, value in data.items()}
+    return [_visible(value) for value in data] if isinstance(data, list | tuple) else data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from nccltune.atomic import make_dir
 from nccltune.envvars import CATALOGUE
 from nccltune.errors import FileError
-from nccltune.live.server_facts import redacted
-from nccltune.verify.record import VerifyRecord, list_records, logs_dir, verifies_dir
+from nccltune.verify.record import VerifyRecord, logs_dir, newest_records, verifies_dir
+from nccltune.verify.sameness import changed_flags, hidden, visible
 
 if TYPE_CHECKING:
     from nccltune.host.fingerprint import Fingerprint
@@ -36,6 +36,8 @@ def begin_record(spec: VerifySpec, ground: Ground, *, boot_total: int) -> Verify
         arms=tuple(replace(arm, argv=hidden(arm.argv)) for arm in spec.arms),
         load=asdict(spec.load),
         boot_total=boot_total,
+        flags={ready.arm.name: ready.flags for ready in ground.arms},
+        sglang_version=ground.sglang_version,
         fingerprint=ground.fingerprint,
         environ=telling(spec.environ),
         notes=ground.notes,
@@ -48,15 +50,10 @@ def begin_record(spec: VerifySpec, ground: Ground, *, boot_total: int) -> Verify
     return record
 
 
-def hidden(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return a command as it is kept: nobody's key is."""
-    return tuple(redacted(argv))
-
-
 def telling(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the part of an environment that servers react to; nothing secret is in it."""
     return {
-        name: value
+        visible(name): visible(value)
         for name, value in sorted(environ.items())
         if name.startswith(_TELLING) or name in CATALOGUE
     }
@@ -73,23 +70,26 @@ def now() -> str:
 
 
 def _find(wanted: VerifyRecord) -> VerifyRecord:
-    left = [one for one in list_records().found if not one.is_finished and not one.url]
-    for one in left:
-        if not _differences(one, wanted):
+    newest = None
+    for one in newest_records():
+        if one.is_finished or one.url:
+            continue
+        newest = newest or one
+        if not any(_differences(one, wanted)):
             return one
-    if not left:
+    if newest is None:
         raise FileError(
             verifies_dir(), "there is no verify to resume; run without --resume", code="no_verify"
         )
-    named = ", ".join(_differences(left[0], wanted))
+    named = ", ".join(_differences(newest, wanted))
     raise FileError(
-        verifies_dir() / f"{left[0].id}.json",
+        verifies_dir() / f"{newest.id}.json",
         f"belongs to another verify ({named} differ); run without --resume",
         code="other_verify",
     )
 
 
-def _differences(one: VerifyRecord, other: VerifyRecord) -> list[str]:
+def _differences(one: VerifyRecord, other: VerifyRecord) -> Iterator[str]:
     """Name what makes boots of two verifies no longer comparable."""
     parts = {
         "launch command": (one.launch, other.launch),
@@ -98,7 +98,18 @@ def _differences(one: VerifyRecord, other: VerifyRecord) -> list[str]:
         "NCCL and CUDA variables in the environment": (dict(one.environ), dict(other.environ)),
         "GPUs, driver or NCCL": (_host(one.fingerprint), _host(other.fingerprint)),
     }
-    return [name for name, (before, after) in parts.items() if before != after]
+    for name, (before, after) in parts.items():
+        if before != after:
+            yield name
+    if one.sglang_version != other.sglang_version:
+        before, after = (each.sglang_version or "not known" for each in (one, other))
+        yield f"SGLang (was {before}, is {after})"
+    if one.launch == other.launch and _arms(one.arms) == _arms(other.arms):
+        for arm in other.arms:
+            before, after = one.flags.get(arm.name, {}), other.flags.get(arm.name, {})
+            if changed := changed_flags(before, after):
+                yield f"flags of {arm.name}: {', '.join(changed)}"
+                return  # those of the other arms come from the same file
 
 
 def _arms(arms: Sequence[Arm]) -> list[object]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from nccltune.bench.host_lock import VERIFY, host_lock, host_lock_path
 from nccltune.errors import ServerError
-from nccltune.live.listeners import listens
-from nccltune.live.procfs import find_servers
+from nccltune.live.listeners import sockets_at, sockets_of
+from nccltune.live.procfs import PROC_ROOT, find_servers
 from nccltune.live.server_facts import ServerFacts, read_facts
 from nccltune.live.stock import host_of
 from nccltune.sglang.endpoints import Endpoint, endpoint_at
@@ -18,7 +21,8 @@ from nccltune.store import read_active
 from nccltune.verify.load.rounds import measure
 from nccltune.verify.model import Arm, Boot
 from nccltune.verify.record import Problem, VerifyRecord, save
-from nccltune.verify.resuming import hidden, new_id, now, telling
+from nccltune.verify.resuming import new_id, now, telling
+from nccltune.verify.sameness import hidden
 from nccltune.verify.serving.seen import check_is_sglang, look
 from nccltune.verify.serving.vigil import Vigil, parts_of
 
@@ -61,10 +65,10 @@ def measure_running(
     endpoint = endpoint_at(url, api_key=api_key)
     check_is_sglang(endpoint)
     with host_lock(host_lock_path(), VERIFY):
-        servers = servers_at(endpoint, find_servers())
+        servers, problem = servers_at(endpoint, find_servers())
         expected = read_active().profile if profile is None else profile
         facts = read_facts(servers[0], ()) if servers else None
-        notes = list(_notes(endpoint, facts, servers))
+        notes = list(_notes(facts, servers, problem))
         boots: tuple[Boot, ...] = ()
         problems: tuple[Problem, ...] = ()
         try:
@@ -91,20 +95,52 @@ def measure_running(
         return record
 
 
-def servers_at(endpoint: Endpoint, servers: Sequence[Server]) -> tuple[Server, ...]:
-    """Return the processes behind an address: one server, or all its "nodes" on this host.
+class Found(NamedTuple):
+    """The processes behind an address.
 
-    None where it is not on this host, or where its processes may not be looked into.
+    Attributes:
+        servers: one, or all its "nodes" on this host; none where they cannot be told.
+        problem: why they cannot, in words; empty where they can.
     """
-    if not _is_here(endpoint.host):
-        return ()
-    for server in servers:
-        pids = [] if server.root is None else [server.root.pid]
-        pids += [rank.process.pid for rank in server.ranks]
-        if listens(pids, endpoint.port):
-            others = [each for each in servers if each is not server and _is_peer(each, server)]
-            return (server, *others)
-    return ()
+
+    servers: tuple[Server, ...]
+    problem: str = ""
+
+
+def servers_at(endpoint: Endpoint, servers: Sequence[Server], root: Path = PROC_ROOT) -> Found:
+    """Return the processes behind an address.
+
+    None where it is not on this host, where its processes may not be looked into, or where several
+    servers share it.
+    """
+    unseen = Found(
+        (),
+        f"the server at {endpoint.url} is not among the processes that can be seen from here",
+    )
+    for address in _own_addresses(endpoint.host):
+        listening = sockets_at(address, endpoint.port, root / "net")
+        if not listening:
+            continue  # the next one is tried, as a client does
+        holders = [each for each in servers if not listening.isdisjoint(_sockets(each, root))]
+        if len(holders) > 1:
+            pids = ", ".join(str(each.pid) for each in holders)
+            return Found((), f"several servers listen at {endpoint.url} (processes {pids})")
+        if not holders:
+            return unseen
+        (server,) = holders
+        others = [each for each in servers if each is not server and _is_peer(each, server)]
+        return Found((server, *others))
+    return unseen
+
+
+def _sockets(server: Server, root: Path) -> frozenset[str]:
+    pids = [] if server.root is None else [server.root.pid]
+    pids += [rank.process.pid for rank in server.ranks]
+    found: set[str] = set()
+    for pid in pids:
+        with suppress(OSError):  # it has ended, or one may not look into it
+            found |= sockets_of(pid, root)
+    return frozenset(found)
 
 
 def _is_peer(one: Server, other: Server) -> bool:
@@ -120,20 +156,22 @@ def _meeting(server: Server) -> str | None:
     return command.value("dist_init_addr")
 
 
-def _is_here(host: str) -> bool:
-    """Tell whether an address is this host's: only then can it be listened on."""
+def _own_addresses(host: str) -> Iterator[IPv4Address | IPv6Address]:
+    """Yield what a name stands for, in the order in which it is tried, as far as it is this host's.
+
+    Only then can it be listened on.
+    """
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:
-        return False
+        return
     for family, kind, protocol, _name, address in found:
         try:
             with socket.socket(family, kind, protocol) as probe:
                 probe.bind(address)
         except OSError:
             continue
-        return True
-    return False
+        yield ip_address(str(address[0]).partition("%")[0])
 
 
 def _boot(
@@ -181,18 +219,13 @@ def _arm(facts: ServerFacts | None, profile: Profile | None) -> Arm:
 def _fingerprint(facts: ServerFacts | None) -> Fingerprint | None:
     if facts is None:
         return None
-    host, _problem = host_of(facts.python, facts.environ)
+    host, _problem = host_of(facts.python, facts.environ, facts.files)
     return None if host is None else host.fingerprint
 
 
-def _notes(
-    endpoint: Endpoint, facts: ServerFacts | None, servers: Sequence[Server]
-) -> Iterator[str]:
+def _notes(facts: ServerFacts | None, servers: Sequence[Server], problem: str) -> Iterator[str]:
     if facts is None:
-        yield (
-            f"the server at {endpoint.url} is not among the processes that can be seen from here, "
-            "so that nothing is known of its ranks, its launch and its host"
-        )
+        yield f"{problem}, so that nothing is known of its ranks, its launch and its host"
         return
     command = facts.command
     if command is not None and command.nnodes > len(servers):

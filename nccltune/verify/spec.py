@@ -30,6 +30,7 @@ class VerifySpec:
         limits: of a start, as for ``nccltune launch``.
         is_any_host: a person overrides the rules about hosts.
         is_resume: go on with the newest verify of the same kind that was not finished.
+        boot_s: how long a boot takes, by earlier verifies; None where that is not known.
         is_decided: asked after each round; True ends the verify before all boots are made.
     """
 
@@ -41,6 +42,7 @@ class VerifySpec:
     limits: Limits = field(default_factory=Limits)
     is_any_host: bool = False
     is_resume: bool = False
+    boot_s: float | None = None
     is_decided: Callable[[VerifyRecord], bool] | None = None
 
 

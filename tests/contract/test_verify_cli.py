@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,10 @@ import pytest
 
 from nccltune.cli import main
 from nccltune.cli import verify as verify_verb
+from nccltune.cli.verify_options import check_markdown
+from nccltune.errors import BusyError
 from nccltune.inject.marker import MARKER, format_marker, settings_digest
-from nccltune.profile import Profile
+from nccltune.profile import Profile, format_profile
 from nccltune.store import (
     activate,
     find_profile,
@@ -28,7 +31,8 @@ from nccltune.store import (
 )
 from nccltune.verify.model import Boot, RankState, Seen
 from nccltune.verify.record import VerifyRecord, list_records, save
-from tests.support.boots import FAST, HOST, ON_PATH, mirrored, record_of
+from nccltune.verify.sameness import hidden
+from tests.support.boots import DEFAULT_ARM, FAST, HOST, ON_PATH, mirrored, record_of
 from tests.support.command_line import envelope_of
 from tests.support.launching import WAIT_S, is_alive, wait_for, with_repository
 from tests.support.standin_sglang.program import (
@@ -158,14 +162,33 @@ def test_a_server_that_misbehaves_is_unusable_and_gives_no_number(
     assert host.is_empty()
 
 
-def test_an_answer_in_one_piece_cannot_be_timed(capsys: Capture, host: Host) -> None:
+def test_an_answer_in_one_piece_ends_the_verify_at_its_first_boot(
+    capsys: Capture, host: Host
+) -> None:
     host.wish(answer="one_chunk")
 
     envelope = verify(capsys, host)
 
     assert (envelope["exit_code"], envelope["data"]["verdict"]) == (8, "unusable")
-    assert envelope["errors"][0]["code"] == "cannot_be_timed"
-    assert {run["ms_per_verify"] for run in runs_of(envelope)} == {None}
+    (error,) = envelope["errors"]
+    assert error["code"] == "cannot_be_timed"
+    assert "boot 1 of 4 (arm default)" in error["message"]
+    assert runs_of(envelope) == []
+    assert (
+        len({entry["pid"] for entry in host.processes() if entry["role"].startswith("rank")}) == 1
+    )
+
+
+def test_people_read_once_what_a_server_answered(capsys: Capture, host: Host) -> None:
+    host.wish(answer="error_200")
+
+    code = main(["verify", *QUICK, *SAME, "--", *host.command(tp=1)])
+
+    shown = capsys.readouterr()
+    assert code == 8
+    assert shown.out.startswith("unusable: boot 1 of 4 (arm default): /generate: status 200, and")
+    assert "the request was aborted" not in shown.out
+    assert shown.err.count("the request was aborted") == 1
 
 
 def test_a_server_that_dies_in_a_later_boot_keeps_the_boots_before(
@@ -259,6 +282,95 @@ def test_a_verify_that_is_stopped_leaves_nothing_running_and_resumes(
         assert boot["started_at"] == kept["started_at"]
 
 
+@pytest.fixture
+def hurried(monkeypatch: Patch) -> None:
+    """Let Ctrl-C come while a verify is being concluded."""
+
+    def press(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify_verb, "answer_from_verify", press)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_second_interruption_keeps_the_words_how_to_go_on(
+    capsys: Capture, host: Host, measured: Callable[..., None]
+) -> None:
+    measured(
+        *mirrored(("default", 9.8), ("again", 9.8))[:3], is_finished=False, is_interrupted=True
+    )
+
+    envelope = judged(capsys, host, arms="default,again")
+
+    (error,) = envelope["errors"]
+    assert (envelope["exit_code"], error["code"]) == (130, "interrupted")
+    assert "finished boots are kept, go on with: nccltune verify" in error["message"]
+    assert "--resume" in error["message"]
+
+
+@pytest.mark.parametrize("signals", [2, 5])
+def test_interruptions_one_after_the_other_leave_the_words_how_to_go_on(
+    host: Host, signals: int
+) -> None:
+    host.wish(ignore_term="1", step_ms=30)
+    words = ["verify", *QUICK, *SAME, "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nccltune", *words, "--", *host.command()],
+        env=with_repository(dict(os.environ)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert process.stderr is not None
+        wait_for(lambda: b"run 1 of 1" in process.stderr.readline())  # type: ignore[union-attr]
+        for _ in range(signals):
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+        out, _ = process.communicate(timeout=WAIT_S)
+    finally:
+        process.kill()
+        process.wait()
+    stopped = json.loads(out)
+
+    assert stopped["exit_code"] == 130
+    assert "--resume" in stopped["errors"][-1]["message"]
+    assert host.is_empty()
+
+
+def test_what_stands_in_the_way_of_the_next_boot_is_said_beside_what_is_known(
+    capsys: Capture, host: Host, measured: Callable[..., None]
+) -> None:
+    stop = BusyError("port 30000 is in use", code="port_in_use")
+    boots = mirrored(("default", 9.8), ("again", 9.8))
+    measured(*boots, stopped=stop, is_finished=False)
+
+    envelope = judged(capsys, host, "--boots", "8", arms="default,again")
+
+    (error,) = envelope["errors"]
+    assert (envelope["exit_code"], error["code"]) == (9, "port_in_use")
+    assert error["message"].startswith("port 30000 is in use; finished boots are kept, go on with")
+    assert "--resume" in envelope["data"]["next_command"]
+    assert envelope["data"]["verdict"] in ("inconclusive", "no_difference")
+    assert sum(arm["boots"] for arm in envelope["data"]["arms"]) == len(boots)
+
+
+def test_a_key_of_the_launch_is_printed_nowhere(
+    capsys: Capture, host: Host, measured: Callable[..., None]
+) -> None:
+    boots = mirrored(("default", 9.8), ("again", 9.8))[:3]
+    measured(*boots, is_finished=False, is_interrupted=True)
+    command = host.command("--api-key", "sesame")
+
+    for words in (["--json"], []):
+        assert main(["verify", *SAME, *words, "--", *command]) == 130
+        shown = capsys.readouterr()
+        assert "--resume" in shown.out + shown.err
+        assert "sesame" not in shown.out + shown.err
+
+
 # What is concluded, with boots that nobody measured.
 
 
@@ -268,7 +380,8 @@ def measured(monkeypatch: Patch) -> Callable[..., None]:
 
     def choose(*boots: Boot, **changes: Any) -> None:
         def run(spec: VerifySpec, _observer: VerifyObserver) -> VerifyRecord:
-            return record_of(tuple(boots), arms=spec.arms, launch=spec.launch, **changes)
+            arms = tuple(replace(arm, argv=hidden(arm.argv)) for arm in spec.arms)
+            return record_of(tuple(boots), arms=arms, launch=hidden(spec.launch), **changes)
 
         monkeypatch.setattr(verify_verb, "run_verify", run)
 
@@ -285,7 +398,7 @@ def test_people_are_told_beforehand_how_long_it_takes(
 ) -> None:
     command = host.command()
     boots = mirrored(("default", 9.8), ("again", 9.8))
-    save(record_of(boots, launch=command))
+    save(record_of(boots, launch=command, arms=(DEFAULT_ARM, replace(DEFAULT_ARM, name="again"))))
     measured(*boots)
 
     main(["verify", *SAME, "--boots", "6", "--", *command])
@@ -333,6 +446,65 @@ def test_a_gain_of_a_profile_that_is_no_longer_the_stored_one_marks_nothing(
     assert envelope["data"]["verified_profiles"] == []
     assert "nccltune profile import" in envelope["warnings"][0]
     assert read_evidence(FAST) is None
+
+
+IN_EFFECT = ON_PATH.ranks["TP0"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "exit_code", "verdict"),
+    [
+        ({**IN_EFFECT, "NCCL_PROTO": RankState.OVERRIDDEN_BY_SGLANG}, 0, "gain"),
+        ({**IN_EFFECT, "NCCL_PROTO": RankState.SET_BY_OPERATOR}, 0, "gain"),
+        ({**IN_EFFECT, "NCCL_PROTO": RankState.UNREADABLE}, 0, "gain"),
+        ({"NCCL_PROTO": RankState.IN_EFFECT}, 0, "gain"),
+        ({**IN_EFFECT, "NCCL_PROTO": RankState.LOST}, 3, "inconclusive"),
+        (dict.fromkeys(IN_EFFECT, RankState.SET_BY_OPERATOR), 4, "inconclusive"),
+        (dict.fromkeys(IN_EFFECT, RankState.OVERRIDDEN_BY_SGLANG), 4, "inconclusive"),
+        (dict.fromkeys(IN_EFFECT, RankState.UNREADABLE), 4, "inconclusive"),
+    ],
+)
+def test_a_profile_that_was_not_wholly_in_effect_is_not_marked(
+    capsys: Capture,
+    host: Host,
+    measured: Callable[..., None],
+    rank: dict[str, RankState],
+    exit_code: int,
+    verdict: str,
+) -> None:
+    save_candidate(FAST)
+    is_part = verdict == "gain"
+    # One rank of one boot is enough where a claim is left; none is left if it was so in all.
+    odd = replace(ON_PATH, ranks={**(ON_PATH.ranks if is_part else {}), "TP1": rank})
+    boots = mirrored(("default", 9.8), ("fast", 8.9))
+    changed = [
+        replace(boot, seen=odd) if boot.position == 6 or not is_part else boot for boot in boots
+    ]
+    measured(*changed)
+
+    envelope = judged(capsys, host)
+
+    data = envelope["data"]
+    assert (envelope["exit_code"], data["verdict"]) == (exit_code, verdict)
+    assert data["verified_profiles"] == []
+    assert read_evidence(FAST) is None
+    assert "activate" not in data["next_command"]
+    told = " ".join(envelope["warnings"])
+    assert ("was not marked as verified: not all of its settings" in told) is is_part
+
+
+def test_a_gain_while_the_operator_has_the_same_settings_is_claimed_for_nobody(
+    capsys: Capture, host: Host, measured: Callable[..., None]
+) -> None:
+    save_candidate(FAST)
+    measured(*mirrored(("default", 9.8), ("fast", 8.9)), environ=dict(FAST.settings))
+
+    envelope = judged(capsys, host)
+
+    data = envelope["data"]
+    assert (envelope["exit_code"], data["verdict"]) == (4, "inconclusive")
+    assert "both arms had the settings NCCL_MIN_CTAS=8, NCCL_PROTO=allreduce:LL" in data["sentence"]
+    assert data["verified_profiles"] == []
 
 
 def test_a_gain_of_fewer_steps_says_nothing_of_a_profile(
@@ -640,6 +812,124 @@ def test_a_model_that_is_not_there_is_refused_before_anything_starts(
     assert exit_code == 6
     assert "/nosuch" in message
     assert host.processes() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("long name", "cannot_write"),
+        ("circle", "cannot_write"),
+        ("link to nowhere", "cannot_write"),
+        ("link to a folder", "not_a_file"),
+        ("pipe", "not_a_file"),
+        ("below a file", "cannot_write"),
+    ],
+)
+def test_a_report_that_could_not_be_written_is_refused_before_anything_starts(
+    capsys: Capture, host: Host, tmp_path: Path, kind: str, code: str
+) -> None:
+    path = tmp_path / ("x" * 300 if kind == "long name" else "report.md")
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "below a file":
+        path.write_text("")
+        path = path / "report.md"
+    elif kind != "long name":
+        targets = {"circle": path, "link to nowhere": tmp_path / "no" / "x"}
+        path.symlink_to(targets.get(kind, tmp_path))
+
+    found = refused(capsys, *SAME, "--markdown", str(path), "--json", "--", *host.command())
+
+    assert found[:2] == (6, code)
+    assert host.processes() == []
+
+
+@pytest.mark.parametrize("kind", ["new", "there", "link"])
+def test_a_report_that_can_be_written_is_left_alone_until_then(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "report.md"
+    if kind == "there":
+        path.write_text("old")
+    elif kind == "link":
+        path.symlink_to(tmp_path / "elsewhere.md")
+    before = sorted(tmp_path.iterdir())
+
+    check_markdown(path)
+
+    assert sorted(tmp_path.iterdir()) == before
+    assert kind != "there" or path.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("--num-steps", "2"), "default,again"),
+        (("--num-steps", "2,2"), "default,again"),
+        (("--num-steps", "2", "--arms", "active"), "active,again"),
+        (("--arms", "active,active"), "active,again"),
+    ],
+)
+def test_words_that_are_offered_are_accepted(
+    capsys: Capture,
+    host: Host,
+    measured: Callable[..., None],
+    words: tuple[str, ...],
+    offered: str,
+) -> None:
+    save_candidate(FAST)
+    activate("fast", reason="manual")
+    command = host.command()
+
+    found = refused(capsys, *words, "--json", "--", *command)
+
+    assert found[1] == "same_arms"
+    assert found[2].endswith(f"give --arms {offered}")
+    measured(*mirrored((offered.split(",")[0], 9.8), ("again", 9.8)))
+    envelope = envelope_of(capsys, "verify", "--arms", offered, "--json", "--", *command)
+    assert envelope["errors"] == []
+
+
+@pytest.mark.parametrize("options", [(), ("--num-steps", "2,5")], ids=" ".join)
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_refusal_names_the_arm_as_it_was_typed(
+    capsys: Capture, host: Host, tmp_path: Path, options: tuple[str, ...], is_file: bool
+) -> None:
+    word = "fast"
+    save_candidate(FAST)
+    if is_file:
+        word = str(tmp_path / "other.json")
+        Path(word).write_text(format_profile(FAST))
+        Path(word).chmod(0o600)
+    arms = word if options else f"default,{word}"
+
+    found = refused(capsys, "--arms", arms, *options, "--json", "--", *host.command(tp=1))
+
+    assert found[1] == "profile_not_used"
+    assert found[2].startswith(f"arm {word}: ")
+
+
+@pytest.mark.parametrize("key", ["ses\u00e4me", "two\nlines"])
+def test_a_key_that_is_none_is_refused(capsys: Capture, monkeypatch: Patch, key: str) -> None:
+    monkeypatch.setenv("NCCLTUNE_API_KEY", key)
+
+    found = refused(capsys, "--url", "http://127.0.0.1:9", "--json")
+
+    assert found[:2] == (2, "bad_value")
+    assert key not in found[2]
+
+
+def test_url_takes_the_key_from_the_environment(
+    capsys: Capture, host: Host, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    with running_server(tmp_path, "--api-key", "sesame") as server:
+        words = (*QUICK[:4], "--url", server.url, "--json")
+        without = refused(capsys, *words)
+        monkeypatch.setenv("NCCLTUNE_API_KEY", "sesame\n")
+        envelope = envelope_of(capsys, "verify", *words)
+
+    assert without[:2] == (8, "wants_key")
+    assert "NCCLTUNE_API_KEY" in without[2]
+    assert [run["tokens"] for run in runs_of(envelope)] == [20]
+    assert "sesame" not in json.dumps(envelope)
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(capsys: Capture, host: Host) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nccltune import atomic
 from nccltune.bench import gpu_watch
 from nccltune.bench.host_lock import LOCK_NAME, SEARCH, host_lock, host_lock_path
 from nccltune.cli import sources
@@ -27,10 +28,12 @@ from nccltune.host.facts import HostFacts
 from nccltune.host.fingerprint import Fingerprint
 from nccltune.host.hardware import ForeignProcess, GpuProcess
 from nccltune.store import activate, read_launch_records, save_candidate
-from nccltune.verify.engine import estimate_s, run_verify
-from nccltune.verify.model import RankState
-from nccltune.verify.record import VerifyRecord, list_records, load, verifies_dir
+from nccltune.verify import record as records
+from nccltune.verify.engine import run_verify, stored_boot_s
+from nccltune.verify.model import RankState, Seen
+from nccltune.verify.record import VerifyRecord, list_records, load, save, verifies_dir
 from nccltune.verify.serving import boots, memory, preflight
+from nccltune.verify.serving import seen as seen_module
 from nccltune.verify.spec import VerifyProgress, VerifySpec, VerifyStage
 from tests.support.hosts import REPOSITORY
 from tests.support.launching import is_alive, wait_for
@@ -194,14 +197,36 @@ def test_verify_ends_with_the_round_that_decides(tmp_path: Path) -> None:
 
 def test_time_left_is_known_from_earlier_verifies(tmp_path: Path) -> None:
     spec = make_spec(tmp_path)
-    assert estimate_s(spec) is None
+    assert stored_boot_s(spec.launch) is None
     run_verify(spec, Watcher())
 
-    estimated_s = estimate_s(spec)
+    boot_s = stored_boot_s(spec.launch)
 
-    assert estimated_s is not None
-    assert 4 * stored().boots[0].start_s * 0.2 < estimated_s < 60.0
-    assert estimate_s(make_spec(tmp_path, "--tokenizer-mode", "auto")) is None
+    assert boot_s is not None
+    assert stored().boots[0].start_s * 0.2 < boot_s < 15.0
+    assert stored_boot_s((*spec.launch, "--tokenizer-mode", "auto")) is None
+
+
+def test_time_left_is_looked_for_among_the_newest_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec(tmp_path)
+    run_verify(spec, Watcher())
+    old = stored()
+    for idx in range(25):
+        save(replace(old, id=f"2027-{idx:02d}", launch=("sglang", "serve", "other")))
+    loaded: list[Path] = []
+
+    def note(path: Path) -> VerifyRecord:
+        loaded.append(path)
+        return load(path)
+
+    monkeypatch.setattr(records, "load", note)
+
+    assert stored_boot_s(spec.launch) is None
+    assert len(loaded) == 20
+    assert stored_boot_s(("sglang", "serve", "other")) is not None
+    assert len(loaded) == 21
 
 
 # --- refused before anything is started
@@ -341,6 +366,160 @@ def test_resume_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
         run_verify(elsewhere, Watcher())
 
 
+def with_config(folder: Path, text: str) -> tuple[str, ...]:
+    """Flags of a launch that reads some of them from a file."""
+    path = folder / "flags.yaml"
+    path.write_text(text)
+    return ("--config", str(path))
+
+
+def test_resume_after_an_edit_of_the_config_file_is_refused(tmp_path: Path) -> None:
+    port, flags = free_port(), with_config(tmp_path, "mem-fraction-static: 0.8\n")
+    run_verify(make_spec(tmp_path, *flags, port=port, wishes={"fail": "die_loading"}), Watcher())
+    flags = with_config(tmp_path, "mem-fraction-static: 0.7\nstream-interval: 2\n")
+
+    with pytest.raises(FileError) as caught:
+        run_verify(make_spec(tmp_path, *flags, port=port, is_resume=True), Watcher())
+
+    assert caught.value.code == "other_verify"
+    assert "--mem-fraction-static (was 0.8, is 0.7)" in str(caught.value)
+    assert "--stream-interval (was not given, is 2)" in str(caught.value)
+
+
+def test_resume_with_another_sglang_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    run_verify(make_spec(tmp_path, port=port, wishes={"fail": "die_loading"}), Watcher())
+    assert stored().sglang_version == "0.5.15.post1"
+    monkeypatch.setattr(preflight, "installed_version", lambda *_: "0.6.0")
+
+    with pytest.raises(FileError, match=r"SGLang \(was 0.5.15.post1, is 0.6.0\) differ"):
+        run_verify(make_spec(tmp_path, port=port, is_resume=True), Watcher())
+
+
+def test_config_file_that_is_edited_meanwhile_ends_the_verify(tmp_path: Path) -> None:
+    flags = with_config(tmp_path, "mem-fraction-static: 0.8\n")
+
+    def edit(progress: VerifyProgress) -> None:
+        if progress.boot is not None:
+            with_config(tmp_path, "mem-fraction-static: 0.7\n")
+
+    record = run_verify(make_spec(tmp_path, *flags), Watcher(edit))
+
+    (problem,) = record.problems
+    assert (problem.code, problem.position) == ("launch_changed", 1)
+    assert "--mem-fraction-static (was 0.8, is 0.7)" in problem.message
+    assert [boot.arm for boot in stored().boots] == ["default"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": "0.6.0"}, "SGLang is 0.6.0, and was 0.5.15.post1"),
+        ({"server_info": {"speculative_num_steps": 7}}, "speculative_num_steps 7, and said 2"),
+    ],
+)
+def test_server_that_is_another_one_ends_the_verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], said: str
+) -> None:
+    looks: list[object] = []
+
+    def look(*words: Any) -> Seen:
+        seen = seen_module.look(*words)
+        looks.append(seen)
+        if len(looks) < 4:
+            return seen
+        info = {**seen.server_info, **change.get("server_info", {})}
+        return replace(seen, **{**change, "server_info": info})
+
+    monkeypatch.setattr(boots, "look", look)
+
+    record = run_verify(make_spec(tmp_path), Watcher())
+
+    (problem,) = record.problems
+    assert (problem.code, problem.position) == ("server_changed", 3)
+    assert said in problem.message
+    assert len(record.boots) == len(stored().boots) == 3
+
+
+# --- what stands in the way between boots
+
+
+def test_port_that_is_taken_between_boots_stops_and_resume_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boots, "PORT_FREE_LIMIT_S", 0.2)
+    port = free_port()
+    with socket.socket() as taker:
+        taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+        def take(progress: VerifyProgress) -> None:
+            if progress.boot is not None:
+                taker.bind(("127.0.0.1", port))
+                taker.listen()
+
+        record = run_verify(make_spec(tmp_path, port=port), Watcher(take))
+
+    assert record.stopped is not None
+    assert (record.stopped.code, record.problems) == ("port_in_use", ())
+    assert [boot.arm for boot in record.boots] == ["default"]
+    assert not stored().is_finished
+
+    resumed = run_verify(make_spec(tmp_path, port=port, is_resume=True), Watcher())
+
+    assert resumed.stopped is None
+    assert resumed.boots[0] == stored().boots[0]
+    assert resumed.is_finished
+
+
+def test_disk_that_is_full_after_a_boot_stops_with_the_boots_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, text: str) -> None:
+        if text.count('"started_at"') > 1:
+            raise FileError(path, "cannot be written (No space left on device)", code="disk_full")
+        atomic.write_atomic(path, text)
+
+    monkeypatch.setattr(records, "write_atomic", write)
+
+    record = run_verify(make_spec(tmp_path), Watcher())
+
+    assert record.stopped is not None
+    assert record.stopped.code == "disk_full"
+    assert len(stored().boots) == 1
+    assert_nothing_is_left(tmp_path)
+
+
+# --- words of every kind
+
+
+def test_word_that_is_no_text_is_kept_escaped_and_resume_knows_it(tmp_path: Path) -> None:
+    port, flags = free_port(), ("--served-model-name", "m\udcff")
+    environ = {"NCCL_DEBUG_FILE": "/tmp/\udcfe"}
+    failing = make_spec(
+        tmp_path, *flags, port=port, environ=environ, wishes={"fail": "die_loading"}
+    )
+
+    run_verify(failing, Watcher())
+
+    assert stored().launch[-1] == "m\\xff"
+    assert stored().environ["NCCL_DEBUG_FILE"] == "/tmp/\\xfe"
+    again = make_spec(tmp_path, *flags, port=port, environ=environ, is_resume=True)
+    assert run_verify(again, Watcher()).is_finished
+
+
+@pytest.mark.parametrize("words", [("--api-key", "sesame"), ("--api-key=sesame",)])
+def test_key_of_the_launch_is_in_nothing_that_is_kept(tmp_path: Path, words: list[str]) -> None:
+    home = verifies_dir().parent
+    for wishes in ({}, {"answer": "http_500"}):
+        run_verify(make_spec(tmp_path, *words, wishes=wishes), Watcher())
+
+    kept = [path.read_text() for path in home.rglob("*.json*") if path.is_file()]
+    assert any("***" in text for text in kept)
+    assert not any("sesame" in text for text in kept)
+
+
 def test_answer_that_is_not_as_asked_gives_no_number(tmp_path: Path) -> None:
     record = run_verify(make_spec(tmp_path, wishes={"answer": "fewer_tokens"}), Watcher())
 
@@ -434,11 +613,12 @@ def test_memory_that_does_not_come_back_stops_everything(
 
     watch_memory(monkeypatch, read)
 
-    with pytest.raises(HostError, match="8192 MiB did not come back on GPU GPU-1") as caught:
-        run_verify(make_spec(tmp_path), Watcher())
+    record = run_verify(make_spec(tmp_path), Watcher())
 
-    assert caught.value.code == "gpu_memory_held"
-    assert len(stored().boots) == 1
+    assert isinstance(record.stopped, HostError)
+    assert record.stopped.code == "gpu_memory_held"
+    assert "8192 MiB did not come back on GPU GPU-1" in str(record.stopped)
+    assert len(stored().boots) == len(record.boots) == 1
 
 
 def test_somebody_else_on_the_gpus_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -42,8 +43,12 @@ def event(tokens: int, *, is_last: bool = False, **meta: object) -> bytes:
     return b"data: " + json.dumps({"text": "a", "meta_info": counts}).encode() + b"\n\n"
 
 
-def whole(wanted: int, **meta: object) -> bytes:
-    return event(1) + event(wanted, is_last=True, **meta) + b"data: [DONE]\n\n"
+def answer(send: Send, wanted: int, *, first: int = 1, pause_s: float = 0.002, **meta: Any) -> None:
+    """Send a whole answer, a token at a time after the first few; ``meta`` is that of the last."""
+    for tokens in range(first, wanted):
+        send(event(tokens))
+        time.sleep(pause_s)
+    send(event(wanted, is_last=True, **meta) + b"data: [DONE]\n\n")
 
 
 @dataclass
@@ -55,8 +60,8 @@ class Scripted:
         requests: lines of all that was asked, in order; bodies of ``/generate`` in ``bodies``.
     """
 
-    stream: Callable[[dict[str, Any], Send], None] = lambda body, send: send(
-        whole(body["sampling_params"]["max_new_tokens"])
+    stream: Callable[[dict[str, Any], Send], None] = lambda body, send: answer(
+        send, body["sampling_params"]["max_new_tokens"]
     )
     info: dict[str, Any] = field(default_factory=dict)
     health_status: int = 200
@@ -71,6 +76,7 @@ class Scripted:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # as every server that streams
 
             def do_GET(self) -> None:
                 script.requests.append(self.path.partition("?")[0])
@@ -183,12 +189,77 @@ def test_measure_without_speculation_has_a_step_for_each_token(tmp_path: Path) -
     assert found.runs[0].ms_per_verify == pytest.approx(1e3 * stream.decode_s / 11)
 
 
-def test_answer_in_one_chunk_has_no_step_time(tmp_path: Path) -> None:
+def test_answer_in_one_chunk_has_no_step_time_and_is_no_run(tmp_path: Path) -> None:
     with running_server(tmp_path, answer="one_chunk") as server:
-        found = measure(endpoint_at(server.url), PLAN)
+        error = error_of(endpoint_at(server.url))
 
-    assert [len(run.streams[0].chunks) for run in found.runs] == [1, 1]
-    assert [run.ms_per_verify for run in found.runs] == [None, None]
+    assert error.code == "cannot_be_timed"
+    assert "all 12 tokens came in one piece" in str(error)
+
+
+def held_back(body: dict[str, Any], send: Send) -> None:
+    """Answer as through a proxy that keeps all but the last chunk, and then lets go."""
+    wanted = body["sampling_params"]["max_new_tokens"]
+    time.sleep(0.01)
+    send(b"".join(event(tokens) for tokens in range(1, wanted)))
+    time.sleep(0.002)
+    send(event(wanted, is_last=True) + b"data: [DONE]\n\n")
+
+
+def drained(body: dict[str, Any], send: Send) -> None:
+    """Answer as through a proxy that keeps everything until the end, and is read piece by piece."""
+    time.sleep(0.5)
+    answer(send, body["sampling_params"]["max_new_tokens"], pause_s=0.0005)
+
+
+@pytest.mark.parametrize("stream", [held_back, drained])
+def test_chunks_that_came_in_bursts_are_no_number(
+    stream: Callable[[dict[str, Any], Send], None],
+) -> None:
+    plan = replace(PLAN, warm_up_count=0)
+    with Scripted(stream).running() as endpoint:
+        error = error_of(endpoint, plan)
+
+    assert error.code == "bursts"
+    assert "chunks came in bursts: 11 decode steps" in str(error)
+
+
+def test_server_that_speculates_and_counts_no_verify_steps_is_no_number() -> None:
+    script = Scripted(info={"speculative_algorithm": "EAGLE3"})
+    with script.running() as endpoint:
+        error = error_of(endpoint)
+
+    assert error.code == "no_verify_count"
+    assert len(script.bodies) == PLAN.warm_up_count + 1  # the first run that counts is the last
+
+
+def test_stream_whose_tokens_never_end_is_stopped_at_once() -> None:
+    sent: list[int] = []
+
+    def stream(body: dict[str, Any], send: Send) -> None:
+        for tokens in range(1, 100_000):
+            send(event(tokens))
+            sent.append(tokens)
+            time.sleep(0.0005)
+
+    with Scripted(stream).running() as endpoint:
+        error = error_of(endpoint)
+
+    assert error.code == "more_tokens"
+    assert "more tokens than were asked for" in str(error)
+    assert max(sent) < 10_000
+
+
+def test_answer_is_quoted_shortly_and_in_one_line() -> None:
+    def stream(body: dict[str, Any], send: Send) -> None:
+        error = {"message": "\x1b[31mboo\x07\n" + "x" * 5000}
+        send(b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
+
+    with Scripted(stream).running() as endpoint:
+        error = error_of(endpoint)
+
+    assert str(error).isprintable()
+    assert len(str(error)) < 200
 
 
 @pytest.mark.parametrize(
@@ -257,7 +328,7 @@ def test_server_that_cannot_be_flushed_is_measured(status: int) -> None:
 
 def test_long_prompt_that_came_from_the_cache_is_no_number() -> None:
     def stream(body: dict[str, Any], send: Send) -> None:
-        send(whole(body["sampling_params"]["max_new_tokens"], cached_tokens=4))
+        answer(send, body["sampling_params"]["max_new_tokens"], cached_tokens=4)
 
     with Scripted(stream).running() as endpoint:
         error = error_of(endpoint)
@@ -269,7 +340,7 @@ def test_long_prompt_that_came_from_the_cache_is_no_number() -> None:
 def test_first_long_prompt_does_not_count() -> None:
     def stream(body: dict[str, Any], send: Send) -> None:
         cached = 8 if body["text"].startswith("Book 1. ") else 0
-        send(whole(body["sampling_params"]["max_new_tokens"], cached_tokens=cached))
+        answer(send, body["sampling_params"]["max_new_tokens"], cached_tokens=cached)
 
     with Scripted(stream).running() as endpoint:
         assert len(measure(endpoint, PLAN).ttft_long_ms) == 2
@@ -277,7 +348,7 @@ def test_first_long_prompt_does_not_count() -> None:
 
 def one_token_a_word(body: dict[str, Any], send: Send) -> None:
     wanted = body["sampling_params"]["max_new_tokens"]
-    send(whole(wanted, prompt_tokens=len(body["text"].split())))
+    answer(send, wanted, prompt_tokens=len(body["text"].split()))
 
 
 @pytest.mark.parametrize(
@@ -303,7 +374,7 @@ def test_long_prompt_fits_the_server(info: dict[str, Any], words: int, remark: s
 def test_long_prompt_is_cut_by_the_servers_own_tokenizer() -> None:
     def stream(body: dict[str, Any], send: Send) -> None:
         wanted = body["sampling_params"]["max_new_tokens"]
-        send(whole(wanted, prompt_tokens=2 * len(body["text"].split())))
+        answer(send, wanted, prompt_tokens=2 * len(body["text"].split()))
 
     script = Scripted(stream)
     with script.running() as endpoint:
@@ -318,7 +389,7 @@ def test_streams_of_a_round_run_at_the_same_time() -> None:
     def stream(body: dict[str, Any], send: Send) -> None:
         if body["sampling_params"]["max_new_tokens"] != TTFT_TOKENS:
             together.wait()
-        send(whole(body["sampling_params"]["max_new_tokens"]))
+        answer(send, body["sampling_params"]["max_new_tokens"])
 
     script = Scripted(stream, info={"max_running_requests": 3})
     with script.running() as endpoint:

@@ -15,10 +15,13 @@ import pytest
 
 from nccltune.bench.host_lock import SEARCH, host_lock, host_lock_path
 from nccltune.errors import BusyError, ServerError, UsageProblem
+from nccltune.live.procfs import find_servers
+from nccltune.sglang.endpoints import Endpoint
 from nccltune.store import activate, save_candidate
+from nccltune.verify import running
 from nccltune.verify.model import RankState
-from nccltune.verify.record import list_records
-from nccltune.verify.running import measure_running
+from nccltune.verify.record import list_records, record_paths
+from nccltune.verify.running import measure_running, servers_at
 from tests.support.launching import is_alive
 from tests.support.standin_sglang.program import (
     free_port,
@@ -56,6 +59,23 @@ def two_nodes(folder: Path, first: dict[str, str], second: dict[str, str]) -> It
             stack.callback(os.killpg, process.pid, signal.SIGKILL)
             wait_until_up(port + rank, process)
         yield port
+
+
+@contextmanager
+def server_on(folder: Path, host: str, port: int, environ: dict[str, str]) -> Iterator[None]:
+    process = subprocess.Popen(
+        verify_command(folder, "--host", host, port=port),
+        env=standin_environ(environ),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        wait_until_up(port, process, host=host)
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def test_running_server_is_measured_and_left_alone(tmp_path: Path) -> None:
@@ -114,6 +134,55 @@ def test_other_server_of_this_host_is_not_mixed_in(tmp_path: Path) -> None:
         record = measure_running(server.url, QUICK_LOAD, profile=FOLK)
 
     assert record.boots[0].seen.ranks == {"TP0": IN_EFFECT, "TP1": IN_EFFECT}
+
+
+def test_other_server_on_another_address_of_the_same_port_is_not_mixed_in(
+    tmp_path: Path,
+) -> None:
+    port = free_port()
+    with (
+        server_on(tmp_path, "127.0.0.2", port, environ_of(SPT_NOENV="1")),
+        server_on(tmp_path, "127.0.0.1", port, environ_of(**HAND_SET)),
+    ):
+        record = measure_running(f"http://127.0.0.1:{port}", QUICK_LOAD, profile=FOLK)
+        lost = measure_running(f"http://127.0.0.2:{port}", QUICK_LOAD, profile=FOLK)
+        nowhere = servers_at(Endpoint("127.0.0.3", port), find_servers())
+
+    assert record.boots[0].seen.ranks == {"TP0": IN_EFFECT, "TP1": IN_EFFECT}
+    states = {state for keys in lost.boots[0].seen.ranks.values() for state in keys.values()}
+    assert states == {RankState.LOST}
+    assert nowhere.servers == ()
+
+
+def test_where_several_servers_share_an_address_none_is_taken_for_it(tmp_path: Path) -> None:
+    with (
+        running_server(tmp_path, environ=environ_of(SPT_NOENV="1")) as one,
+        running_server(tmp_path, environ=environ_of(SPT_NOENV="1")) as other,
+    ):
+        shared = frozenset({"1"})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(running, "sockets_at", lambda *_: shared)
+            patch.setattr(running, "sockets_of", lambda *_: shared)
+            pids = (one.process.pid, other.process.pid)
+            mine = [each for each in find_servers() if each.pid in pids]
+            found = servers_at(Endpoint(port=1), mine)
+
+    assert found.servers == ()
+    assert found.problem.startswith("several servers listen at http://127.0.0.1:1 (processes ")
+
+
+@pytest.mark.parametrize("key", ["sesame", ""])
+def test_key_of_a_running_server_is_sent_and_kept_nowhere(tmp_path: Path, key: str) -> None:
+    with running_server(tmp_path, "--api-key", "sesame", environ=environ_of()) as server:
+        if key:
+            record = measure_running(server.url, QUICK_LOAD, api_key=key)
+            assert not record.problems
+            (path,) = record_paths()
+            assert "sesame" not in path.read_text()
+        else:
+            with pytest.raises(ServerError, match="wants a key") as caught:
+                measure_running(server.url, QUICK_LOAD)
+            assert caught.value.code == "wants_key"
 
 
 def test_environment_that_a_title_wiped_is_unreadable_never_guessed(tmp_path: Path) -> None:
@@ -177,7 +246,9 @@ def test_rank_that_is_killed_meanwhile_is_named(tmp_path: Path) -> None:
 # --- refused
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:30000", "ftp://127.0.0.1:30000", "http://", "x"])
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:30000", "ftp://127.0.0.1:30000", "http://", "x", "http://127.0.0.1:1/v1"]
+)
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(UsageProblem) as caught:
         measure_running(url, QUICK_LOAD)

@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +23,13 @@ from nccltune.cli.verify_data import judgement_data
 from nccltune.cli.workload import Demand, WorkloadOptions
 from nccltune.paths import state_dir
 from nccltune.payloads.derive import default_workload
+from nccltune.store import searches
+from nccltune.store.reading import read_text
 from nccltune.store.searches import keep_search, read_searches
+from nccltune.verify import record as record_module
+from nccltune.verify.model import RankState
 from nccltune.verify.record import VerifyRecord, save
-from tests.support.boots import HOST, mirrored, record_of
+from tests.support.boots import HOST, ON_PATH, mirrored, record_of
 from tests.support.command_line import FACTS, FakeBench, envelope_of
 from tests.support.results import IMPROVED, KEEP_DEFAULT
 
@@ -83,7 +88,7 @@ def test_history_shows_the_newest_only_where_asked(capsys: Capture) -> None:
 
     assert [entry["id"][:8] for entry in data["entries"]] == ["20261104", "20261105"]
     assert data["entry_count"] == 5
-    assert len(data["series"][0]["points"]) == 5
+    assert len(data["series"][0]["points"]) == 2
 
 
 def test_history_shows_how_the_same_figure_moved(capsys: Capture) -> None:
@@ -160,6 +165,128 @@ def test_a_damaged_file_is_named_and_hides_no_other(
     assert envelope["exit_code"] == 0
     assert len(envelope["data"]["entries"]) == 2
     assert len(envelope["warnings"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("effect_ci_pct", [1]),
+        ("effect_ci_pct", ["a", "b"]),
+        ("effect_ci_pct", [[1], [2]]),
+        ("effect_pct", 10**400),
+    ],
+)
+def test_a_verdict_that_cannot_be_shown_is_named_and_hides_no_other(
+    capsys: Capture, place: str, value: object
+) -> None:
+    keep_verify(1, 9.8, 8.9)
+    record = keep_verify(2, 9.8, 8.9)
+    save(replace(record, judgement={**record.judgement, place: value}))
+
+    envelope = envelope_of(capsys, "history")
+
+    assert envelope["exit_code"] == 0
+    assert [entry["id"][:8] for entry in envelope["data"]["entries"]] == ["20261101"]
+    (warning,) = envelope["warnings"]
+    assert f"{record.id}.json: is damaged" in warning
+
+
+@pytest.mark.parametrize("arm", ["default", "fast"])
+def test_boots_that_lost_the_profile_are_not_plotted_as_that_profile(
+    capsys: Capture, arm: str
+) -> None:
+    keep_verify(1, 9.8, 8.9)
+    record = keep_verify(2, 9.8, 8.9)
+    lost = replace(ON_PATH, ranks={"TP0": {"NCCL_PROTO": RankState.LOST}})
+    boots = (replace(boot, seen=lost) if boot.arm == arm else boot for boot in record.boots)
+    save(replace(record, boots=tuple(boots)))
+
+    series = {each["name"]: each for each in envelope_of(capsys, "history")["data"]["series"]}
+
+    # The defaults promise no setting, so that none can be lost.
+    assert len(series["defaults, 2 steps, kimi, tp 2"]["points"]) == 2
+    assert len(series["fast, 2 steps, kimi, tp 2"]["points"]) == (1 if arm == "fast" else 2)
+
+
+def test_figures_are_told_apart_by_what_a_config_file_said_then(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    first = keep_verify(1, 9.8, 8.9)
+    arms = tuple(replace(arm, argv=(*arm.argv, "--config", "gone.yaml")) for arm in first.arms)
+    said: dict[str, tuple[str, ...]] = {"model_path": ("/m/kimi",), "config": ("gone.yaml",)}
+    for day, value in ((2, "0.8"), (3, "0.8"), (4, "0.7")):
+        flags = {arm.name: {**said, "mem_fraction_static": (value,)} for arm in arms}
+        keep_verify(day, 9.8, 8.9, arms=arms, flags=flags)
+
+    series = envelope_of(capsys, "history")["data"]["series"]
+
+    assert sorted(len(each["points"]) for each in series) == [1, 1, 1, 1, 2, 2]
+
+
+def test_no_more_files_are_read_than_are_shown(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for day in range(1, 10):
+        keep_verify(day, 9.8, 8.9)
+        keep_a_search(day)
+    read: list[Path] = []
+
+    def note(path: Path, **words: Any) -> str:
+        read.append(path)
+        return read_text(path, **words)
+
+    monkeypatch.setattr(record_module, "read_text", note)
+    monkeypatch.setattr(searches, "read_text", note)
+
+    data = envelope_of(capsys, "history", "--last", "3")["data"]
+
+    assert len(read) == 6
+    assert [entry["kind"] for entry in data["entries"]] == ["search", "verify", "search"]
+    assert [entry["at"][:10] for entry in data["entries"]] == [
+        *("2026-11-08", "2026-11-09", "2026-11-09")
+    ]
+    assert data["entry_count"] == 18
+
+
+@pytest.mark.parametrize("place", [".", "verifies"])
+def test_state_folder_that_is_a_file_is_said(capsys: Capture, place: str) -> None:
+    path = state_dir() / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        path.rmdir()
+    path.write_text("")
+
+    envelope = envelope_of(capsys, "history")
+
+    (error,) = envelope["errors"]
+    assert (envelope["exit_code"], error["code"]) == (6, "cannot_read")
+    assert str(state_dir()) in error["message"]
+
+
+def test_state_folder_that_cannot_be_read_is_said(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_verify(1, 9.8, 8.9)
+
+    def refuse(_path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+
+    envelope = envelope_of(capsys, "history")
+
+    assert envelope["exit_code"] == 6
+    assert "Permission denied" in envelope["errors"][0]["message"]
+
+
+def test_folder_of_searches_that_is_a_file_is_named_and_hides_no_verify(capsys: Capture) -> None:
+    keep_verify(1, 9.8, 8.9)
+    (state_dir() / "searches").write_text("")
+
+    envelope = envelope_of(capsys, "history")
+
+    assert len(envelope["data"]["entries"]) == 1
+    assert "searches: cannot be read (Not a directory)" in envelope["warnings"][0]
 
 
 @pytest.mark.parametrize("width", ["80", "120"])

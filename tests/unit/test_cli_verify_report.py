@@ -120,6 +120,21 @@ def test_report_shows_the_effect_with_its_interval_and_the_guards_below_it() -> 
     assert " ".join(long).endswith("not slower")
 
 
+def test_report_writes_what_rounds_to_nothing_without_a_sign() -> None:
+    verified = conclude(record_of(mirrored(("default", 9.8), ("fast", 9.8))))
+    (compared,) = verified.judgement.comparisons
+    check = PredictionCheck(-0.0001, -0.0002, (-0.001, 0.001), 0.12, "x")
+    nothing = replace(compared, effect_pct=-0.01, effect_ci_pct=(-0.04, 0.03), check=check)
+    judged = replace(verified.judgement, comparisons=(nothing,))
+    verified = replace(verified, judgement=judged)
+
+    for text in (rendered(verified), format_markdown(verified)):
+        assert "0.0..0.0 %" in text.replace("\\", "")
+        assert "-0.0 " not in text
+        assert "-0.0." not in text
+        assert "-0.000" not in text
+
+
 def test_report_shows_every_run_of_every_boot() -> None:
     rows = rows_of(rendered(gain()), "Runs")
 

@@ -254,7 +254,7 @@ def test_answer_that_drips_is_given_up_in_time(head: bytes) -> None:
 @pytest.mark.parametrize("status", [401, 403])
 def test_server_that_wants_a_key_is_named_so(status: int) -> None:
     with server({"/server_info": (status, b"{}")}) as endpoint:
-        with pytest.raises(ServerError, match="wants a key .*NCCLTUNE_API_KEY") as raised:
+        with pytest.raises(ServerError, match=r"wants a key .*NCCLTUNE_API_KEY") as raised:
             read_server_info(endpoint)
         assert raised.value.code == "wants_key"
         with pytest.raises(ServerError, match="does not take this API key") as raised:

@@ -44,7 +44,7 @@ def test_same_state_folder_names_what_runs(tmp_path: Path, shared: Path) -> None
     path = tmp_path / "a" / "lock"
     with (
         host_lock(path, VERIFY),
-        pytest.raises(BusyError, match="a verify .* is running") as caught,
+        pytest.raises(BusyError, match=r"a verify .* is running") as caught,
         host_lock(path, SEARCH),
     ):
         pass
@@ -72,7 +72,7 @@ def test_whoever_cannot_have_the_lock_is_not_refused(
         def refuse(*_: object) -> int:
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr(locks.os, "open", refuse)
+        monkeypatch.setattr(os, "open", refuse)
     elif kind == "link":
         shared.symlink_to(victim)
     elif kind == "pipe":

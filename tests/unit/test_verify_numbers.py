@@ -21,8 +21,9 @@ def test_summarize_two_boots_averages_them_as_the_effect_is() -> None:
     assert summary.spread_pct == pytest.approx(100.0 * math.log(25 / 16) / math.sqrt(2.0))
     assert summary.ttft_short_ms == pytest.approx(50.0)
     assert summary.ttft_long_ms == pytest.approx(900.0)
-    assert summary.itl_p50_ms == pytest.approx((8.0 + 12.5) / 2.0)
-    assert summary.itl_p99_ms == pytest.approx(12.5)
+    # 250 steps for the 499 tokens after the first.
+    assert summary.itl_p50_ms == pytest.approx((16.0 + 25.0) / 2.0 * 250 / 499)
+    assert summary.itl_p99_ms == pytest.approx(25.0 * 250 / 499)
     assert summary.start_s == 60.0
 
 

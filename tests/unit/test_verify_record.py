@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,8 @@ from nccltune.verify.record import (
     save,
     verifies_dir,
 )
-from nccltune.verify.resuming import hidden, telling
+from nccltune.verify.resuming import telling
+from nccltune.verify.sameness import hidden
 
 STREAM = Stream(
     prompt_tokens=31,
@@ -65,6 +68,8 @@ RECORD = VerifyRecord(
     boot_total=8,
     boots=(replace(BOOT, arm="default", position=0), BOOT),
     fingerprint=Fingerprint(("H200",), ("GPU-1",), "580.1", None, (("X",),), (None,), 1),
+    flags={"default": {"tp_size": ("2",), "enable_metrics": ()}, "folk": {"tp_size": ("2",)}},
+    sglang_version="0.5.15.post1",
     environ={"NCCL_DEBUG": "WARN"},
     problems=(Problem("folk", 2, "server_died", "boot 3 of 8: it died", "/x/02.log"),),
     notes=("GPU memory is not watched",),
@@ -157,6 +162,104 @@ def test_damaged_record_is_refused_with_its_name(
         load(path)
 
     assert str(path) in str(caught.value)
+
+
+def changed(path: tuple[str | int, ...], value: object) -> dict[str, Any]:
+    """A record's JSON values, with another one in one place."""
+    with TemporaryDirectory() as folder:
+        data: dict[str, Any] = json.loads(save(RECORD, Path(folder)).read_text())
+    place: Any = data
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return data
+
+
+RUN = ("boots", 0, "runs", 0)
+STREAM_0 = (*RUN, "streams", 0)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("created_at",), "yesterday"),
+        (("created_at",), "9999-12-31T23:59:59-12:00"),
+        (("launch",), "sglang serve"),
+        (("launch",), [1]),
+        (("arms",), []),
+        (("arms", 1, "name"), "default"),
+        (("arms", 0, "name"), "another"),
+        (("arms", 0, "num_steps"), [1]),
+        (("load", "tokens"), [1]),
+        (("boot_total",), 0),
+        (("flags",), []),
+        (("flags",), {"default": {"tp_size": "2"}}),
+        (("sglang_version",), {}),
+        (("judgement",), [1]),
+        (("problems",), [{"arm": "a"}]),
+        (("boots", 0, "position"), True),
+        (("boots", 0, "start_s"), -1.0),
+        (("boots", 0, "runs"), []),
+        (("boots", 0, "ttft_short_ms"), [-5.0]),
+        (("boots", 0, "seen", "version"), 1),
+        (("boots", 0, "seen", "is_nccl_on_path"), "no"),
+        ((*RUN, "duration_s"), 0),
+        ((*RUN, "duration_s"), "1"),
+        ((*RUN, "streams"), []),
+        ((*STREAM_0, "tokens"), 0),
+        ((*STREAM_0, "tokens"), 10**400),
+        ((*STREAM_0, "tokens"), 1.5),
+        ((*STREAM_0, "duration_s"), 1e308),
+        ((*STREAM_0, "at_s"), []),
+        ((*STREAM_0, "at_s"), [0.5, 0.25, 0.125]),
+        ((*STREAM_0, "tokens_at"), [6, 4, 2]),
+        ((*STREAM_0, "accept_length"), -1.0),
+        ((*STREAM_0, "accept_by_position"), [10**400]),
+        ((*STREAM_0, "verify_count"), -3),
+    ],
+    ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+def test_record_of_what_nobody_can_have_measured_is_damaged(
+    tmp_path: Path, place: tuple[str | int, ...], value: object
+) -> None:
+    path = save(RECORD, tmp_path)
+    path.write_text(json.dumps(changed(place, value)))
+
+    with pytest.raises(FileError, match="is damaged") as caught:
+        load(path)
+
+    assert caught.value.code == "damaged_verify"
+
+
+def test_record_of_an_earlier_version_is_read_without_what_it_lacks(tmp_path: Path) -> None:
+    path = save(RECORD, tmp_path)
+    data = json.loads(path.read_text())
+    del data["flags"], data["sglang_version"]
+    path.write_text(json.dumps(data))
+
+    assert load(path) == replace(RECORD, flags={}, sglang_version=None)
+
+
+@pytest.mark.parametrize("text", ["m\udcff", "half \ud800"])
+def test_what_is_no_text_is_kept_escaped_wherever_it_stands(tmp_path: Path, text: str) -> None:
+    info = {text: [text]}
+    boot = replace(BOOT, seen=replace(SEEN, server_info=info))
+    record = replace(RECORD, boots=(boot,), notes=(text,), url=text, launch=(text,))
+
+    kept = load(save(record, tmp_path))
+
+    assert kept.notes == kept.launch == (kept.url,)
+    assert kept.url.isprintable()
+    assert kept.boots[0].seen.server_info == {kept.url: [kept.url]}
+
+
+@pytest.mark.parametrize("place", ["home/verifies", "home"])
+def test_folder_that_is_none_is_no_empty_store(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text("")
+
+    with pytest.raises(FileError, match="Not a directory"):
+        list_records(tmp_path / "home")
 
 
 def test_keys_are_not_kept() -> None:

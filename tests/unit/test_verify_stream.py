@@ -148,6 +148,119 @@ def test_no_verify_step_is_no_speculation() -> None:
     assert stream(ending(4, spec_verify_ct=0)).verify_count is None
 
 
+def speculative(steps: Sequence[int], *, first: int, wanted: int, step_s: float) -> Stream:
+    """Return the stream of a server whose verify steps bring so many tokens each.
+
+    Args:
+        steps: tokens of each verify step; the last may propose more than is wanted.
+        first: verify steps whose tokens came together with the prefill's token.
+        step_s: seconds of each step.
+    """
+    counts = [1]
+    for taken in steps:
+        counts.append(min(wanted, counts[-1] + taken))
+    said = {"spec_verify_ct": len(steps), "spec_accept_length": wanted / len(steps)}
+    reads = [(1.0 + step_s * k, event(counts[k])) for k in range(first, len(steps))]
+    last = (1.0 + step_s * len(steps), ending(wanted, **said))
+    return stream_of(split(*reads, last), tokens=wanted)
+
+
+@pytest.mark.parametrize("wanted", [8, 20, 40, 500])
+@pytest.mark.parametrize("length", [1, 2, 3, 6])
+@pytest.mark.parametrize("first", [0, 1])
+def test_time_of_a_step_is_exact_for_short_answers_and_long_ones(
+    wanted: int, length: int, first: int
+) -> None:
+    count = -(-(wanted - 1) // length)
+    if count - first < 1:
+        pytest.skip("no step is left to be timed")
+
+    found = speculative([length] * count, first=first, wanted=wanted, step_s=0.010)
+
+    assert found.verify_count == count
+    assert found.decode_steps == count - first
+    assert found.ms_per_verify == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("first", [0, 1])
+def test_time_of_a_step_is_exact_whatever_is_accepted(seed: int, first: int) -> None:
+    steps: list[int] = []
+    source = random.Random(seed)
+    while sum(steps) < 59:
+        steps.append(source.choice((1, 2, 2, 3, 4)))
+
+    found = speculative(steps, first=first, wanted=60, step_s=0.010)
+
+    assert found.decode_steps == len(steps) - first
+    assert found.ms_per_verify == pytest.approx(10.0)
+
+
+def test_steps_that_one_read_brought_with_the_first_token_are_not_timed() -> None:
+    later = [(1.0 + 0.010 * k, event(1 + 2 * k)) for k in range(3, 10)]
+    last = (1.10, ending(20, spec_verify_ct=10))
+
+    found = stream_of(split((1.02, event(1) + event(3) + event(5)), *later, last), tokens=20)
+
+    assert found.decode_steps == 8
+    assert found.ms_per_verify == pytest.approx(10.0)
+
+
+def test_time_of_a_token_is_exact_without_speculation() -> None:
+    reads = [(1.0 + 0.010 * k, event(1 + k)) for k in range(5)]
+
+    found = stream_of(split(*reads, (1.05, ending(6))), tokens=6)
+
+    assert found.ms_per_verify == pytest.approx(10.0)
+
+
+def test_all_steps_in_the_first_chunk_leave_no_time_of_a_step() -> None:
+    assert stream(event(3), ending(4, spec_verify_ct=1)).ms_per_verify is None
+
+
+LIES: dict[str, dict[str, Any]] = {
+    "length too high": {"spec_verify_ct": 10, "spec_accept_length": 4.0},
+    "length too low": {"spec_verify_ct": 10, "spec_accept_length": 1.0},
+    "length below nothing": {"spec_verify_ct": 10, "spec_accept_length": -2.0},
+    "one step": {"spec_verify_ct": 1},
+    "few steps": {"spec_verify_ct": 5, "spec_accept_length": 4.0},
+    "more steps than tokens": {"spec_verify_ct": 100_000},
+}
+
+
+@pytest.mark.parametrize("said", LIES.values(), ids=LIES)
+def test_counts_that_contradict_each_other_are_no_number(said: dict[str, Any]) -> None:
+    pieces = [event(1 + 2 * k) for k in range(10)]
+
+    with pytest.raises(ServerError, match="contradict each other") as raised:
+        stream(*pieces, ending(20, **said), tokens=20)
+
+    assert raised.value.code == "bad_speculation"
+
+
+@pytest.mark.parametrize("said", [2.0, 2, "2", None, True], ids=repr)
+def test_accept_length_is_tokens_over_verify_steps(said: object) -> None:
+    pieces = [event(1 + 2 * k) for k in range(10)]
+
+    found = stream(
+        *pieces,
+        ending(20, spec_verify_ct=10, spec_accept_length=said, spec_accept_rate=55.0),
+        tokens=20,
+    )
+
+    assert (found.accept_length, found.accept_rate) == (2.0, None)
+
+
+def test_count_beyond_reason_is_none() -> None:
+    assert code_of(ending(4, completion_tokens=10**400)) == "no_usage"
+    assert stream(ending(4, spec_verify_ct=10**400)).verify_count is None
+
+
+def test_count_is_told_at_a_glance_while_the_stream_runs() -> None:
+    assert EventSplitter().last_count() == 0
+    assert split(event(1), event(3, text='"completion_tokens": 99')).last_count() == 3
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, "2", True, None])
 def test_figures_that_are_none_are_left_out(value: object) -> None:
     found = stream(ending(4, spec_accept_rate=value, spec_accept_histogram=[value]))

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -285,11 +286,174 @@ def test_judge_withheld_keys_are_told_and_count_if_none_is_left(
     assert "NCCL_ALGO overridden by SGLang" in text_of(judgement, Cause.NOT_IN_EFFECT)
 
 
-def test_judge_unread_environment_leaves_the_gain_and_says_so() -> None:
-    judgement = judged(PAIR, {"default": 20.0, "folk": 18.0}, seen={"folk": seen(ranks={})})
+UNREAD = {"NCCL_PROTO": RankState.UNREADABLE}
+
+
+@pytest.mark.parametrize("ranks", [{}, {"TP0": UNREAD, "TP1": UNREAD}, {"TP0": {}}], ids=str)
+@pytest.mark.parametrize("ms", [18.0, 22.0])
+def test_judge_environment_of_which_nothing_was_read_claims_nothing(
+    ranks: dict[str, dict[str, RankState]], ms: float
+) -> None:
+    judgement = judged(PAIR, {"default": 20.0, "folk": ms}, seen={"folk": seen(ranks=ranks)})
+
+    assert (judgement.verdict, judgement.exit_code) == (Verdict.INCONCLUSIVE, ExitCode.UNKNOWN)
+    assert causes(judgement) == [Cause.ENVIRONMENT_UNSEEN]
+    assert "SPT_NOENV=1" in judgement.sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_whole"),
+    [
+        ({}, True),
+        ({"ranks": {**IN_EFFECT, "TP1": UNREAD}}, False),
+        ({"ranks": {**IN_EFFECT, "TP1": {}}}, False),
+        ({"server_info": {"tp_size": 2}}, False),
+        ({"server_info": {"tp_size": 1}}, True),
+    ],
+    ids=["all", "one rank unread", "one rank untold", "one rank unseen", "all of one"],
+)
+def test_judge_says_whether_the_whole_profile_was_seen_in_effect(
+    changes: dict[str, object], is_whole: bool
+) -> None:
+    times = {"default": 20.0, "folk": 18.0}
+    judgement = judged(PAIR, times, seen={"folk": seen(**changes)})
 
     assert judgement.verdict is Verdict.GAIN
-    assert causes(judgement) == [Cause.ENVIRONMENT_UNSEEN]
+    assert judgement.comparisons[0].is_wholly_in_effect is is_whole
+    assert (Cause.ENVIRONMENT_UNSEEN in causes(judgement)) is not is_whole
+
+
+def test_judge_one_boot_in_which_a_key_was_withheld_is_not_the_whole_profile() -> None:
+    boots = steady_boots(PAIR, {"default": 20.0, "folk": 18.0})
+    overridden = {"TP0": {"NCCL_PROTO": RankState.OVERRIDDEN_BY_SGLANG}}
+    boots[6] = replace(boots[6], seen=seen(ranks=overridden))
+
+    judgement = judge(boots, PAIR, noise=None)
+
+    assert boots[6].arm == "folk"
+    assert judgement.verdict is Verdict.GAIN
+    assert not judgement.comparisons[0].is_wholly_in_effect
+
+
+@pytest.mark.parametrize("ms", [18.0, 20.0])
+def test_judge_settings_of_the_operator_are_told_to_be_in_both_arms(ms: float) -> None:
+    boots = steady_boots(PAIR, {"default": 20.0, "folk": ms})
+
+    judgement = judge(boots, PAIR, noise=None, operator={"NCCL_PROTO": "LL", "NCCL_DEBUG": "WARN"})
+
+    assert judgement.verdict is (Verdict.INCONCLUSIVE if ms < 20.0 else Verdict.NO_DIFFERENCE)
+    told = text_of(judgement, Cause.SHARED_SETTINGS)
+    assert told.startswith("both arms had the settings NCCL_PROTO=LL: ")
+    assert not judgement.comparisons[0].is_wholly_in_effect
+
+
+def told_steps(boots: Sequence[Boot], arm: Arm, factor: float) -> list[Boot]:
+    """Let the server of one arm count more verify steps than it made."""
+    changed: list[Boot] = []
+    for boot in boots:
+        stream = boot.runs[0].streams[0]
+        if boot.arm == arm.name and stream.verify_count is not None:
+            count = round(stream.verify_count * factor)
+            length = stream.tokens / count
+            stream = replace(stream, verify_count=count, accept_length=length)
+        changed.append(replace(boot, runs=(Run((stream,), stream.duration_s),)))
+    return changed
+
+
+@pytest.mark.parametrize("factor", [1.08, 1.5, 1.9, 0.9, 0.5])
+def test_judge_steps_that_only_the_counts_made_quicker_claim_nothing(factor: float) -> None:
+    boots = told_steps(steady_boots(PAIR, {"default": 20.0, "folk": 20.0}), FOLK, factor)
+
+    judgement = judge(boots, PAIR, noise=None)
+
+    assert (judgement.verdict, judgement.exit_code) == (Verdict.INCONCLUSIVE, ExitCode.UNKNOWN)
+    assert causes(judgement)[0] is Cause.NOT_SHOWN
+    assert "its time per token did not move with it" in judgement.sentence
+    assert is_decided(boots, PAIR, noise=None, boots_planned=8)
+
+
+def test_judge_steps_that_only_the_moments_made_quicker_claim_nothing() -> None:
+    boots = [
+        boot
+        if boot.arm == "default"
+        else replace(boot, runs=tuple(_hurried(run) for run in boot.runs))
+        for boot in steady_boots(PAIR, {"default": 20.0, "folk": 20.0})
+    ]
+
+    judgement = judge(boots, PAIR, noise=None)
+
+    assert judgement.comparisons[0].effect_pct == pytest.approx(30.0, abs=0.5)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert causes(judgement) == [Cause.NOT_SHOWN]
+
+
+def _hurried(run: Run) -> Run:
+    """Let tokens be counted before they were there."""
+    first, last = run.streams[0].chunks
+    early = replace(last, at_s=first.at_s + 0.7 * (last.at_s - first.at_s))
+    return replace(run, streams=(replace(run.streams[0], chunks=(first, early)),))
+
+
+@pytest.mark.parametrize("length", [1.92, 2.0, 2.08])
+@pytest.mark.parametrize("ms", [19.0, 21.0])
+def test_judge_luck_of_acceptance_neither_makes_a_claim_nor_keeps_one(
+    length: float, ms: float
+) -> None:
+    judgement = judged(PAIR, {"default": 20.0, "folk": ms}, accept_length={"folk": length})
+
+    assert judgement.verdict is (Verdict.GAIN if ms < 20.0 else Verdict.REGRESSION)
+
+
+UNCOUNTED = {"verify_count": None, "accept_length": None}
+
+
+@pytest.mark.parametrize(
+    ("arms", "changes", "words"),
+    [
+        (PAIR, UNCOUNTED, "count no verify steps"),
+        (
+            (PLAIN, replace(PLAIN, name="folk")),
+            {"verify_count": 250, "accept_length": 2.0},
+            "started without speculation",
+        ),
+    ],
+    ids=["speculates and does not count", "counts and does not speculate"],
+)
+def test_judge_arms_of_which_one_counts_verify_steps_are_not_compared(
+    arms: tuple[Arm, Arm], changes: dict[str, Any], words: str
+) -> None:
+    boots = [
+        boot
+        if boot.arm != "folk"
+        else replace(boot, runs=(Run((replace(boot.runs[0].streams[0], **changes),), 5.0),))
+        for boot in steady_boots(arms, {arm.name: 20.0 for arm in arms})
+    ]
+
+    judgement = judge(boots, arms, noise=None)
+
+    assert (judgement.verdict, judgement.exit_code) == (Verdict.UNUSABLE, ExitCode.SERVER)
+    assert judgement.comparisons == ()
+    assert "boot 2 (folk) cannot be timed" in judgement.sentence
+    assert words in judgement.sentence
+
+
+def test_judge_quotes_what_a_server_said_in_the_reason_alone() -> None:
+    said = (
+        "boot 1 of 4 (arm default): /generate: status 200, and then an error: 'boo'; its output: x"
+    )
+    judgement = judge([], PAIR, noise=None, problems=[said])
+
+    assert judgement.sentence.endswith("status 200, and then an error")
+    assert text_of(judgement, Cause.PROBLEM) == said
+
+
+def test_judge_nothing_saved_has_no_sign() -> None:
+    judgement = judged(PAIR, {"default": 20.0, "folk": 19.995})
+
+    assert judgement.comparisons[0].effect_pct is not None
+    assert -0.05 < judgement.comparisons[0].effect_pct < 0.0
+    assert "saves 0.0 % (" in judgement.sentence
+    assert "-0.0 " not in judgement.sentence
 
 
 def test_judge_answers_in_one_piece_are_unusable_and_give_no_effect() -> None:
@@ -302,7 +466,7 @@ def test_judge_answers_in_one_piece_are_unusable_and_give_no_effect() -> None:
     assert (judgement.verdict, judgement.exit_code) == (Verdict.UNUSABLE, ExitCode.SERVER)
     assert judgement.comparisons == ()
     assert "boot 2 (folk) cannot be timed" in judgement.sentence
-    assert not is_decided(boots, PAIR, noise=None, boots_planned=4)
+    assert is_decided(boots, PAIR, noise=None, boots_planned=4)  # more boots would not mend it
 
 
 def test_judge_problem_of_a_boot_is_unusable_whatever_was_measured_before() -> None:

@@ -52,7 +52,7 @@ def judge_running(
         baseline: what is stored.
         noise: recorded boot-to-boot noise, as in ``verdict.judge``.
     """
-    troubles = tuple(untimed((boot,)))
+    troubles = tuple(untimed((boot,), (arm,)))
     if troubles:
         return unusable(troubles)
     proof = gather_evidence((arm,), (boot,)) if settings_of(arm) else Evidence()

@@ -17,6 +17,7 @@ from nccltune.block_rule import (
 )
 from nccltune.verify.judging.judgement import GuardReport, Metric, Verdict
 from nccltune.verify.judging.numbers import is_time, middle
+from nccltune.verify.load.believing import says_speculation
 from nccltune.verify.plan import BOOTS_A_ROUND, blocks_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,11 @@ GUARD_PROMPTS: Mapping[str, str] = {"ttft_short": "short", "ttft_long": "long"}
 """Guard -> the prompt whose time to first token it watches."""
 
 Reading = Callable[["Boot"], float | None]
+
+_LUCK = math.log(1.03)
+"""How far accept lengths of equal servers may lie apart: rounding turns some tokens."""
+_MIN_SHOWN = 0.5
+"""Of what is saved of a step, what has to show in the time of a token."""
 
 
 def rule_for(boots_planned: int, comparison_count: int) -> BlockRule:
@@ -54,6 +60,16 @@ def topk_of(arm: Arm, boots: Sequence[Boot]) -> int:
     return _number_seen(arm, boots, "speculative_eagle_topk") or 1
 
 
+def counts_verifies(arm: Arm, boot: Boot) -> bool | None:
+    """Return whether answers of this boot must count verify steps; None where nobody knows.
+
+    A launch that asks for speculation is not believed to have none.
+    """
+    if not arm.argv:
+        return None
+    return arm.is_speculative or says_speculation(boot.seen.server_info)
+
+
 def is_simulated(boots: Sequence[Boot], *arms: Arm) -> bool:
     """Whether a server of these arms made acceptance up."""
     names = {arm.name for arm in arms}
@@ -71,6 +87,8 @@ class Look:
 
     Attributes:
         is_about_settings: the two differ in NCCL settings and in nothing else.
+        is_shown: what a step took more or less, tokens took more or less too. True where arms are
+            compared by tokens, or draft different numbers of steps.
     """
 
     baseline: Arm
@@ -80,6 +98,7 @@ class Look:
     estimate: Estimate
     guards: tuple[GuardReport, ...]
     is_about_settings: bool
+    is_shown: bool = True
 
     def guards_that(self, answer: GuardAnswer) -> tuple[GuardReport, ...]:
         """Return the guards that decide, and gave this answer."""
@@ -93,6 +112,11 @@ class Look:
         is_open = self.answer is Answer.GAIN and self.guards_that(GuardAnswer.MORE)
         return self.answer not in (Answer.CONTINUE, Answer.INCONCLUSIVE) and not is_open
 
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether steps say what tokens do not show."""
+        return self.answer in (Answer.GAIN, Answer.LOSS) and not self.is_shown
+
     def verdict(self, *, is_claimable: bool) -> Verdict:
         """Return the answer.
 
@@ -102,7 +126,7 @@ class Look:
         is_rejected = bool(self.guards_that(GuardAnswer.REJECTED))
         if self.answer is Answer.NO_GAIN_WORTH_HAVING and not is_rejected:
             return Verdict.NO_DIFFERENCE
-        if not is_claimable:
+        if not is_claimable or (self.is_contradicted and not is_rejected):
             return Verdict.INCONCLUSIVE
         if is_rejected or self.answer is Answer.LOSS:
             return Verdict.REGRESSION
@@ -116,11 +140,10 @@ def look_at(
 ) -> Look:
     """Judge a candidate by the whole blocks so far."""
     metric = _metric(boots, baseline, candidate)
-    is_about_settings = (
-        settings_of(baseline) != settings_of(candidate)
-        and baseline.is_speculative == candidate.is_speculative
-        and steps_of(baseline, boots) == steps_of(candidate, boots)
+    is_alike = baseline.is_speculative == candidate.is_speculative and (
+        steps_of(baseline, boots) == steps_of(candidate, boots)
     )
+    is_about_settings = is_alike and settings_of(baseline) != settings_of(candidate)
     found = blocks_of(boots, baseline.name, candidate.name)
     readings = {Metric.MS_PER_VERIFY: _ms_per_verify, Metric.MS_PER_TOKEN: _ms_per_token}
     answer, estimate = rule.decide(list(_logs(found, readings[metric], baseline)), floor=noise)
@@ -128,7 +151,8 @@ def look_at(
         _guard(name, prompt, found, rule, baseline, is_deciding=is_about_settings)
         for name, prompt in GUARD_PROMPTS.items()
     )
-    return Look(baseline, candidate, metric, answer, estimate, guards, is_about_settings)
+    is_shown = not is_alike or _is_shown(found, rule, baseline, estimate)
+    return Look(baseline, candidate, metric, answer, estimate, guards, is_about_settings, is_shown)
 
 
 def effect_of(
@@ -141,6 +165,30 @@ def effect_of(
     if not math.isfinite(estimate.ratio_high):
         return effect_pct, None
     return effect_pct, (100.0 * (1.0 - estimate.ratio_high), 100.0 * (1.0 - estimate.ratio_low))
+
+
+def _is_shown(
+    found: Sequence[tuple[Boot, Boot, Boot, Boot]],
+    rule: BlockRule,
+    baseline: Arm,
+    of_step: Estimate,
+) -> bool:
+    """Tell whether the time of a token moved as that of a step did, as far as decode goes.
+
+    Accept length may differ by luck, and is allowed for; by more than luck it is none, and then
+    the token itself has to show the change.
+    """
+    shares = [share for boots in found for boot in boots if (share := boot.decode_share)]
+    if not shares or not of_step.block_count:
+        return True
+
+    def change(read: Reading) -> float:
+        return rule.decide(list(_logs(found, read, baseline)))[1].mean
+
+    luck = max(-_LUCK, min(_LUCK, change(_accept_length)))
+    expected = math.log1p(max(shares) * math.expm1(of_step.mean))
+    shown = change(_ms_per_token) + luck
+    return shown * expected > 0.0 and abs(shown) >= _MIN_SHOWN * abs(expected)
 
 
 def _metric(boots: Sequence[Boot], baseline: Arm, candidate: Arm) -> Metric:
@@ -190,3 +238,7 @@ def _ms_per_verify(boot: Boot) -> float | None:
 
 def _ms_per_token(boot: Boot) -> float | None:
     return boot.ms_per_token
+
+
+def _accept_length(boot: Boot) -> float | None:
+    return boot.accept_length

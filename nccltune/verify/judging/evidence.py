@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nccltune.verify.judging.comparison import settings_of
@@ -25,11 +25,13 @@ class Evidence:
         reasons: what was found, worst first.
         is_claimable: a difference may be put down to the settings.
         is_lost: a key of a profile was not in effect in a rank, and nobody meant that.
+        is_whole: every key of every profile was seen in effect, in every rank of every boot.
     """
 
     reasons: tuple[Reason, ...] = ()
     is_claimable: bool = True
     is_lost: bool = False
+    is_whole: bool = True
 
 
 @dataclass(slots=True)
@@ -41,11 +43,22 @@ class _Keys:
     effective: set[tuple[str, str]] = field(default_factory=set)
     is_unread: bool = False
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of them were seen in effect everywhere."""
+        return not (self.lost or self.withheld or self.is_unread)
 
-def gather_evidence(arms: Sequence[Arm], boots: Sequence[Boot]) -> Evidence:
-    """Look at the ranks and at the all-reduce path of arms that carry settings."""
+
+def gather_evidence(
+    arms: Sequence[Arm], boots: Sequence[Boot], operator: Mapping[str, str] | None = None
+) -> Evidence:
+    """Look at the ranks and at the all-reduce path of arms that carry settings.
+
+    Args:
+        operator: variables that every arm was started with, whatever its profile.
+    """
     reasons: list[Reason] = []
-    is_claimable, is_lost = True, False
+    is_claimable, is_lost, is_whole = True, False, True
     off_path = [b for b in boots if _is_of(b, arms) and b.seen.is_nccl_on_path is False]
     if off_path:
         is_claimable = False
@@ -55,19 +68,23 @@ def gather_evidence(arms: Sequence[Arm], boots: Sequence[Boot]) -> Evidence:
         if not settings_of(arm):
             continue
         keys = _read_keys(boots, arm)
+        is_whole = is_whole and keys.is_whole
+        shared = [key for key in settings_of(arm) if key in (operator or {})]
+        if shared:
+            is_whole = False
+            reasons.append(Reason(Cause.SHARED_SETTINGS, _shared(arm, shared, operator or {})))
+            is_claimable = is_claimable and len(shared) < len(settings_of(arm))
         if keys.lost:
             is_claimable, is_lost = False, True
             reasons.append(Reason(Cause.NOT_IN_EFFECT, _not_in_effect(arm, keys.lost)))
         if keys.withheld:
             reasons.append(Reason(Cause.NOT_IN_EFFECT, _not_in_effect(arm, keys.withheld)))
-            is_claimable = is_claimable and (bool(keys.effective) or keys.is_unread)
-        if keys.is_unread and any(boot.arm == arm.name for boot in boots):
-            text = (
-                f"the environment of some ranks under {arm.name} could not be read: that its "
-                "settings were in effect is not proven"
-            )
-            reasons.append(Reason(Cause.ENVIRONMENT_UNSEEN, text))
-    return Evidence((*reasons, *_path_doubts(arms, boots)), is_claimable, is_lost)
+        if keys.is_unread:
+            reasons.append(Reason(Cause.ENVIRONMENT_UNSEEN, _unseen(arm, keys)))
+        if any(boot.arm == arm.name for boot in boots):
+            is_claimable = is_claimable and bool(keys.effective)
+    doubts = _path_doubts(arms, boots)
+    return Evidence((*reasons, *doubts), is_claimable, is_lost, is_whole)
 
 
 def _is_of(boot: Boot, arms: Sequence[Arm]) -> bool:
@@ -86,8 +103,13 @@ def _read_keys(boots: Sequence[Boot], arm: Arm) -> _Keys:
     for boot in boots:
         if boot.arm != arm.name:
             continue
-        keys.is_unread = keys.is_unread or not boot.seen.ranks
-        for rank, states in sorted(boot.seen.ranks.items()):
+        ranks = boot.seen.ranks
+        size = boot.seen.server_info.get("tp_size")
+        is_all = len(ranks) >= (size if isinstance(size, int) else 1)
+        wanted = settings_of(arm).keys()
+        is_told = all(wanted <= states.keys() for states in ranks.values())
+        keys.is_unread = keys.is_unread or not (is_all and is_told)
+        for rank, states in sorted(ranks.items()):
             for key, state in sorted(states.items()):
                 _sort(keys, rank, key, state)
     return keys
@@ -104,6 +126,26 @@ def _sort(keys: _Keys, rank: str, key: str, state: RankState) -> None:
     word = f"{key} {_STATE_WORDS[state]}"
     if word not in found.get(rank, ""):
         found[rank] = ", ".join(filter(None, (found.get(rank), word)))
+
+
+def _shared(arm: Arm, keys: Sequence[str], operator: Mapping[str, str]) -> str:
+    profile = settings_of(arm)
+    listed = ", ".join(f"{key}={operator[key]}" for key in keys)
+    word = "settings" if all(operator[key] == profile[key] for key in keys) else "variables"
+    return (
+        f"both arms had the {word} {listed}: they stand in the environment or the command that "
+        f"every arm is started with, so that the baseline is not SGLang's default; unset them to "
+        f"measure what they do"
+    )
+
+
+def _unseen(arm: Arm, keys: _Keys) -> str:
+    which = "some ranks" if keys.effective else "the ranks"
+    return (
+        f"the environment of {which} under {arm.name} could not be read: that its settings were "
+        "in effect is not proven; let the server start with SPT_NOENV=1, or run verify as the "
+        "server's own user or as root"
+    )
 
 
 def _not_in_effect(arm: Arm, by_rank: dict[str, str]) -> str:

@@ -50,6 +50,8 @@ class Cause(StrEnum):
     PATH_UNKNOWN = "nccl_path_unknown"
     NOT_IN_EFFECT = "profile_not_in_effect"
     ENVIRONMENT_UNSEEN = "environment_unseen"
+    SHARED_SETTINGS = "settings_in_both_arms"
+    NOT_SHOWN = "tokens_do_not_show_it"
     SMALL_SHARE = "nccl_share_small"
     LOW_ACCEPTANCE = "low_acceptance"
     SPECULATION_LOSES = "speculation_loses"
@@ -97,6 +99,7 @@ class Comparison:
         effect_ci_pct: low and high; None below two blocks, where nothing tells how sure it is.
         level: error probability of that interval.
         check: prediction beside measurement, where there is one.
+        is_wholly_in_effect: every key of every profile was seen in every rank of every boot.
     """
 
     arm: str
@@ -110,6 +113,7 @@ class Comparison:
     guards: tuple[GuardReport, ...] = ()
     check: PredictionCheck | None = None
     sentence: str = ""
+    is_wholly_in_effect: bool = False
 
 
 @dataclass(frozen=True, slots=True)

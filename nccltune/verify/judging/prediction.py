@@ -153,12 +153,12 @@ def _compare(
     prediction: Prediction, measured_ms: float, interval: tuple[float, float] | None
 ) -> str:
     predicted_ms = prediction.saved_ms
-    text = f"predicted {predicted_ms:.2f} ms saved a step, measured {measured_ms:.2f} ms"
+    text = f"predicted {predicted_ms:z.2f} ms saved a step, measured {measured_ms:z.2f} ms"
     if interval is None:
         text += ": too few boots to say how far they are apart"
     else:
         low, high = interval
-        text += f" ({low:.2f} to {high:.2f} ms): "
+        text += f" ({low:z.2f} to {high:z.2f} ms): "
         if low <= predicted_ms <= high:
             text += "they agree within that interval"
         else:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nccltune.errors import ExitCode
 from nccltune.verify.judging.comparison import (
     Look,
+    counts_verifies,
     effect_of,
     is_simulated,
     look_at,
@@ -36,6 +38,12 @@ if TYPE_CHECKING:
     from nccltune.verify.judging.prediction import Prediction, PredictionCheck
     from nccltune.verify.model import Arm, Boot
 
+QUOTE_START = ": '"
+_UNCOUNTED = (
+    "the server speculates, and its answers count no verify steps (spec_verify_ct): what a step "
+    "takes is not known"
+)
+_COUNTED = "its answers count verify steps (spec_verify_ct), and it was started without speculation"
 _ORDER = (Verdict.GAIN, Verdict.REGRESSION, Verdict.INCONCLUSIVE, Verdict.NO_DIFFERENCE)
 """Which answer of several comparisons is the verdict: the first that one of them gives."""
 
@@ -48,6 +56,7 @@ def judge(
     boots_planned: int | None = None,
     problems: Sequence[str] = (),
     predictions: Mapping[str, Prediction] | None = None,
+    operator: Mapping[str, str] | None = None,
 ) -> Judgement:
     """Judge every arm against the first.
 
@@ -61,19 +70,20 @@ def judge(
             have seen the figures.
         problems: why an arm could not be measured; any makes the verdict ``unusable``.
         predictions: by arm, what its settings should save.
+        operator: variables that every arm was started with, whatever its profile.
     """
-    troubles = (*problems, *untimed(boots))
+    troubles = (*problems, *untimed(boots, arms))
     if troubles:
         return unusable(troubles)
     baseline, *candidates = arms
     planned = boots_planned or max((_count(boots, arm) for arm in candidates), default=0)
     rule = rule_for(planned, len(candidates))
     summaries = summarize_arms(arms, boots)
-    evidence = {arm.name: _evidence(baseline, arm, boots) for arm in candidates}
+    evidence: dict[str, Evidence] = {}
     comparisons = []
     for arm in candidates:
         look = look_at(boots, baseline, arm, rule, noise)
-        proof = evidence[arm.name]
+        evidence[arm.name] = proof = _evidence(look, boots, operator)
         check = _check(look, summaries[0], (predictions or {}).get(arm.name))
         comparisons.append(_comparison(look, proof, check, planned))
     verdict = next((v for v in _ORDER if any(c.answer is v for c in comparisons)), _ORDER[2])
@@ -96,8 +106,8 @@ def is_decided(
     """Whether more boots would change nothing: asked between blocks."""
     baseline, *candidates = arms
     rule = rule_for(boots_planned, len(candidates))
-    if any(untimed(boots)):
-        return False
+    if any(untimed(boots, arms)):
+        return True
     return all(look_at(boots, baseline, arm, rule, noise).is_final for arm in candidates)
 
 
@@ -105,16 +115,27 @@ def unusable(troubles: Sequence[str]) -> Judgement:
     """Return the judgement where something could not be measured: no effect at all."""
     verdict = Verdict.UNUSABLE
     reasons = tuple(Reason(Cause.PROBLEM, text) for text in troubles)
-    return Judgement(verdict, EXIT_CODES[verdict], f"unusable: {troubles[0]}", reasons=reasons)
+    # What a server said is quoted where the problem is told, and not in every line about it.
+    sentence = f"unusable: {troubles[0].partition(QUOTE_START)[0]}"
+    return Judgement(verdict, EXIT_CODES[verdict], sentence, reasons=reasons)
 
 
-def untimed(boots: Sequence[Boot]) -> Iterator[str]:
+def untimed(boots: Sequence[Boot], arms: Sequence[Arm]) -> Iterator[str]:
     """Say which boots gave no time of a decode step: no number is made up for them."""
+    by_name = {arm.name: arm for arm in arms}
     for boot in boots:
-        if not (is_time(boot.ms_per_verify) and is_time(boot.ms_per_token)):
+        name = f"boot {boot.position + 1} ({boot.arm}) cannot be timed"
+        counts = {stream.verify_count is not None for run in boot.runs for stream in run.streams}
+        arm = by_name.get(boot.arm)
+        expected = None if arm is None else counts_verifies(arm, boot)
+        if expected is not None and (not expected) in counts:
+            yield f"{name}: {_UNCOUNTED if expected else _COUNTED}"
+        elif len(counts) > 1:
+            yield f"{name}: some of its answers count verify steps (spec_verify_ct), some do not"
+        elif not (is_time(boot.ms_per_verify) and is_time(boot.ms_per_token)):
             yield (
-                f"boot {boot.position + 1} ({boot.arm}) cannot be timed: an answer came in one "
-                "piece, or its times make no sense; the server must stream"
+                f"{name}: an answer came in one piece, or its times make no sense; the server must "
+                "stream"
             )
 
 
@@ -145,14 +166,22 @@ def fit_steps(
     return fit_cost_model(points, is_simulated=is_simulated(boots, *arms))
 
 
-def _evidence(baseline: Arm, candidate: Arm, boots: Sequence[Boot]) -> Evidence:
+def _evidence(look: Look, boots: Sequence[Boot], operator: Mapping[str, str] | None) -> Evidence:
     """Look for what forbids a claim; settings that both arms share made no difference."""
-    found = gather_evidence((baseline, candidate), boots)
-    if settings_of(candidate) != settings_of(baseline):
+    found = gather_evidence((look.baseline, look.candidate), boots, operator)
+    if settings_of(look.candidate) == settings_of(look.baseline):
+        about_ranks = (Cause.NOT_IN_EFFECT, Cause.ENVIRONMENT_UNSEEN)
+        told = tuple(reason for reason in found.reasons if reason.cause in about_ranks)
+        found = Evidence(told, is_lost=found.is_lost, is_whole=found.is_whole)
+    if not look.is_contradicted:
         return found
-    about_ranks = (Cause.NOT_IN_EFFECT, Cause.ENVIRONMENT_UNSEEN)
-    told = tuple(reason for reason in found.reasons if reason.cause in about_ranks)
-    return Evidence(told, is_claimable=True, is_lost=found.is_lost)
+    text = (
+        f"the time per step of {look.candidate.name} moved, and its time per token did not move "
+        "with it: the server's counts of verify steps, or the moments of its streams, are not to "
+        "be believed"
+    )
+    reasons = (Reason(Cause.NOT_SHOWN, text), *found.reasons)
+    return replace(found, reasons=reasons, is_claimable=False)
 
 
 def _count(boots: Sequence[Boot], arm: Arm) -> int:
@@ -192,6 +221,7 @@ def _comparison(
         guards=look.guards,
         check=check,
         sentence=comparison_sentence(look, answer, proof, planned),
+        is_wholly_in_effect=proof.is_whole,
     )
 
 

@@ -80,13 +80,13 @@ def overall_sentence(
 
 
 def in_figures(effect_pct: float | None, interval: tuple[float, float] | None) -> str:
-    """Write ``4.8 % (2.1 to 7.4 %)``."""
+    """Write ``4.8 % (2.1 to 7.4 %)``; what rounds to nothing has no sign."""
     if effect_pct is None:
         return "an unknown share"
     if interval is None:
-        return f"{effect_pct:.1f} % (no interval)"
+        return f"{effect_pct:z.1f} % (no interval)"
     low, high = interval
-    return f"{effect_pct:.1f} % ({low:.1f} to {high:.1f} %)"
+    return f"{effect_pct:z.1f} % ({low:z.1f} to {high:z.1f} %)"
 
 
 def _more(look: Look) -> str:

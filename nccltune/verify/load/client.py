@@ -1,7 +1,7 @@
 """Sends requests to SGLang and reads their streams: one thread and one connection each.
 
-A moment is taken right after the read that brought the bytes. Nothing is parsed before the last
-stream has ended.
+A moment is taken right after the read that brought the bytes. But for the count of
+tokens, nothing is parsed before the last stream has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from nccltune.errors import ServerError
 from nccltune.sglang.endpoints import Endpoint, connection_to, send
-from nccltune.verify.load.stream import EventSplitter, read_events, stream_of
+from nccltune.verify.load.stream import EventSplitter, quote, read_events, stream_of
 from nccltune.verify.model import Run
 
 _READ_BYTES = 256 * 1024
@@ -131,6 +131,8 @@ class _Call:
                 if not data:
                     raise self._broken("the stream ended without its end mark", "dropped")
                 splitter.feed(data, at_s)
+                if splitter.done_at_s is None and splitter.last_count() > self._tokens:
+                    raise self._broken("more tokens than were asked for", "more_tokens")
                 if at_s > self._limits.deadline_s:
                     raise self._broken(f"not done after {at_s:.0f} s", "too_slow")
 
@@ -151,7 +153,8 @@ class _Call:
 
 def _refusal(answer: http.client.HTTPResponse) -> ServerError:
     text = answer.read(_MAX_ERROR_BYTES).decode(errors="replace").strip()
-    hint = "; give the server's --api-key" if answer.status in (401, 403) else ""
+    hint = "; it wants a key, see nccltune verify --help" if answer.status in (401, 403) else ""
     return ServerError(
-        f"/generate: status {answer.status}: {text[:300] or 'no text'}{hint}", code="bad_status"
+        f"/generate: status {answer.status}: {quote(text) if text else 'no text'}{hint}",
+        code="bad_status",
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from nccltune.errors import ServerError
 from nccltune.sglang.endpoints import Endpoint, Health, ask, read_health, read_server_info
+from nccltune.verify.load.believing import check_timed
 from nccltune.verify.load.client import Limits, fetch
 from nccltune.verify.load.prompts import count_words, long_prompt, short_prompt
 
@@ -74,8 +75,8 @@ def measure(
         on_progress: told what is sent next, ``run 2 of 5``.
 
     Raises:
-        ServerError: the server is not up, or an answer is not exactly what was asked for; its code
-            says which way. No number is made of such an answer.
+        ServerError: the server is not up, or an answer is not exactly what was asked for, or tells
+            no time of a step; its code says which way. No number is made of such an answer.
     """
     _check_up(endpoint)
     return _Load(endpoint, plan, on_progress or (lambda _text: None)).measure()
@@ -94,12 +95,15 @@ class _Load:
         plan = self._plan
         for idx in range(plan.warm_up_count):
             self._round("warm-up", "Draft", idx, plan.warm_up_count)
-        runs = tuple(
-            self._round("run", "Chapter", idx, plan.run_count) for idx in range(plan.run_count)
-        )
+        runs = tuple(self._run(idx) for idx in range(plan.run_count))
         short_ms, long_ms = self._guards() if plan.ttft_repetitions else ((), ())
         self._remark_on_queue()
         return Measured(runs, short_ms, long_ms, tuple(self._remarks))
+
+    def _run(self, idx: int) -> Run:
+        run = self._round("run", "Chapter", idx, self._plan.run_count)
+        check_timed(run, self._info)
+        return run
 
     def _round(self, what: str, series: str, idx: int, count: int) -> Run:
         self._say(f"{what} {idx + 1} of {count}")

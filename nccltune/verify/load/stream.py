@@ -7,6 +7,8 @@ never delays the moment that the next bytes are given.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +19,13 @@ _DONE = b"[DONE]"
 _META = b'"meta_info"'
 _OTHER_FIELDS = (b":", b"event:", b"id:", b"retry:")
 _MAX_LINE_BYTES = 64 * 2**20
-_MAX_QUOTED_CHARS = 300
+_MAX_QUOTED_CHARS = 100
+_MAX_COUNT = 2**53
+_TOKEN_COUNT = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,15})\b')
+_ROUNDING = 0.05
+"""SGLang states accept lengths in full; what is written with one decimal is this far off."""
+_MOST_PIECES = 1.05
+"""A verify step comes in one piece; a request that was put back, and began again, in one more."""
 _HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")  # newer and older name
 
 
@@ -59,11 +67,16 @@ class EventSplitter:
         for line in complete:
             self._take(line.rstrip(b"\r"), at_s)
 
+    def last_count(self) -> int:
+        """Return the tokens so far, at a glance: it is asked after every read."""
+        found = _TOKEN_COUNT.search(self.events[-1].content) if self.events else None
+        return 0 if found is None else int(found[1])
+
     def _take(self, line: bytes, at_s: float) -> None:
         if not line or line.startswith(_OTHER_FIELDS) or self.done_at_s is not None:
             return
         if not line.startswith(b"data:"):
-            raise ServerError(f"/generate: no event stream: {_quoted(line)}", code="bad_stream")
+            raise ServerError(f"/generate: no event stream: {quote(line)}", code="bad_stream")
         content = line[len(b"data:") :].strip()
         if content == _DONE:
             self.done_at_s = at_s
@@ -136,9 +149,10 @@ def stream_of(splitter: EventSplitter, *, tokens: int) -> Stream:
             "/generate: the answer does not say how long its prompt was", code="no_usage"
         )
     verify_count = _count(answer.meta, "spec_verify_ct") or None
-    accept_length = _number(answer.meta, "spec_accept_length")
-    if verify_count is not None and accept_length is None:
+    accept_length = None
+    if verify_count is not None:
         accept_length = answer.tokens / verify_count  # SGLang's own definition
+        _check_speculation(answer, verify_count, accept_length)
     assert splitter.done_at_s is not None  # noqa: S101 - what "finished" means
     return Stream(
         prompt_tokens=prompt_tokens,
@@ -147,7 +161,7 @@ def stream_of(splitter: EventSplitter, *, tokens: int) -> Stream:
         chunks=answer.chunks,
         verify_count=verify_count,
         accept_length=accept_length,
-        accept_rate=_number(answer.meta, "spec_accept_rate"),
+        accept_rate=_share(answer.meta, "spec_accept_rate"),
         accept_by_position=_histogram(answer.meta),
         cached_tokens=_count(answer.meta, "cached_tokens") or 0,
     )
@@ -162,14 +176,12 @@ def _meta_of(event: Event) -> Mapping[str, object]:
         error = content["error"]
         message = error.get("message", error) if isinstance(error, dict) else error
         raise ServerError(
-            f"/generate: status 200, and then an error: {str(message)[:_MAX_QUOTED_CHARS]!r}",
-            code="error_in_stream",
+            f"/generate: status 200, and then an error: {quote(message)}", code="error_in_stream"
         )
     meta = content.get("meta_info") if isinstance(content, dict) else None
     if not isinstance(meta, dict):
         raise ServerError(
-            f"/generate: an event that is not SGLang's: {_quoted(event.content)}",
-            code="bad_stream",
+            f"/generate: an event that is not SGLang's: {quote(event.content)}", code="bad_stream"
         )
     return meta
 
@@ -179,9 +191,9 @@ def _check(answer: Answer, tokens: int) -> None:
     kind, detail = "no reason given", ""
     if isinstance(reason, dict):
         kind = str(reason.get("type"))
-        told = [f"{name} {value}" for name, value in reason.items() if name != "type"]
-        detail = ", ".join(told)[:_MAX_QUOTED_CHARS]
-    ending = f"/generate: the answer ended with {kind!r}{f' ({detail})' if detail else ''}"
+        detail = ", ".join(f"{name} {value}" for name, value in reason.items() if name != "type")
+    told = f" ({quote(detail)[1:-1]})" if detail else ""
+    ending = f"/generate: the answer ended with {quote(kind)}{told}"
     if "NaN" in detail:
         raise ServerError(f"{ending}: the model computes nonsense", code="nan_stop")
     if kind != "abort" and answer.tokens != tokens:
@@ -194,17 +206,45 @@ def _check(answer: Answer, tokens: int) -> None:
         raise ServerError(f"{ending}, not by its length", code="stopped")
 
 
+def _check_speculation(answer: Answer, verify_count: int, accept_length: float) -> None:
+    """Refuse counts that contradict each other: no time of a step may rest on them.
+
+    Each verify step brings at least one token, and comes in one piece at most.
+    """
+    said = _number(answer.meta, "spec_accept_length")
+    later = len(answer.chunks) - 1
+    problem = ""
+    if said is not None and abs(said - accept_length) > _ROUNDING:
+        problem = f"and an accept length of {said:.4g}, not {accept_length:.2f}"
+    elif verify_count > answer.tokens:
+        problem = "which is more than one for each token"
+    elif later > _MOST_PIECES * verify_count + 1:
+        problem = f"and {later} pieces of the stream after the first"
+    if problem:
+        raise ServerError(
+            f"/generate: {answer.tokens} tokens in {verify_count} verify steps, {problem}: the "
+            "server's own counts (spec_verify_ct) contradict each other, and no time of a step "
+            "can be told",
+            code="bad_speculation",
+        )
+
+
 def _count(meta: Mapping[str, object], name: str) -> int | None:
     value = meta.get(name)
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_COUNT
     return value if is_count else None  # type: ignore[return-value]
 
 
 def _number(meta: Mapping[str, object], name: str) -> float | None:
     value = meta.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _MAX_COUNT:
         return None
-    return float(value) if 0.0 <= value < float("inf") else None
+    return None if math.isnan(value) else float(value)
+
+
+def _share(meta: Mapping[str, object], name: str) -> float | None:
+    value = _number(meta, name)
+    return value if value is not None and 0.0 <= value <= 1.0 else None
 
 
 def _histogram(meta: Mapping[str, object]) -> tuple[int, ...]:
@@ -215,5 +255,13 @@ def _histogram(meta: Mapping[str, object]) -> tuple[int, ...]:
     return ()
 
 
-def _quoted(content: bytes) -> str:
-    return repr(content[:_MAX_QUOTED_CHARS].decode(errors="replace"))
+def quote(said: object) -> str:
+    r"""Quote what a server said: short, in one line, and nothing that repaints a terminal.
+
+    >>> quote(b"a\n\x1b[31mb"), quote("x" * 200)[-5:]
+    ("'a [31mb'", "x...'")
+    """
+    text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+    folded = "".join(char for char in " ".join(text.split()) if char.isprintable())
+    cut = folded[:_MAX_QUOTED_CHARS]
+    return f"'{cut}{'...' if len(folded) > len(cut) else ''}'"

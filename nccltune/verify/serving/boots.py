@@ -6,13 +6,14 @@ import os
 import select
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nccltune.bench.leftovers import list_segments, remove_segments
-from nccltune.errors import HostError, NccltuneError, ServerError
+from nccltune.errors import FileError, HostError, NccltuneError, ServerError
 from nccltune.live.listeners import descendants
 from nccltune.live.procfs import read_process
 from nccltune.store import append_launch_record
@@ -38,14 +39,22 @@ _NOTICE_S = 2.0
 
 
 class LogFile:
-    """Takes a server's output (``supervise.Sink``)."""
+    """Takes a server's output (``supervise.Sink``).
+
+    Raises:
+        FileError: the file cannot be made.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
+        try:
+            self._file = path.open("wb", buffering=0)
+        except OSError as error:
+            raise FileError(path, f"cannot be written ({error.strerror})") from None
 
     def write(self, _descriptor: int, data: bytes) -> None:
-        """Take what came."""
-        self._file.write(data)
+        """Take what came; on a full disk it is lost, and the server goes on."""
+        with suppress(OSError):
+            self._file.write(data)
 
     def close(self) -> None:
         """Let go of the file."""

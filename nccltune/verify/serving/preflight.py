@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nccltune.errors import BusyError, FileError, ServerError, UsageProblem
-from nccltune.host.server_python import find_python
+from nccltune.host.server_python import find_python, installed_version, package_dirs
 from nccltune.inject.decision import apply, decide
 from nccltune.inject.marker import KEEP_ENVIRON, KEEP_ENVIRON_VALUE
 from nccltune.live.stock import host_of
@@ -21,12 +21,14 @@ from nccltune.sdnotify import OWN_VARIABLES
 from nccltune.sglang.command import LaunchCommand, parse_launch
 from nccltune.sglang.endpoints import Endpoint, endpoint_of, is_answered
 from nccltune.store import Launches
+from nccltune.verify.sameness import resolved_flags
 from nccltune.verify.serving.seen import active_state
 
 if TYPE_CHECKING:
     from nccltune.host.fingerprint import Fingerprint
     from nccltune.store import LaunchRecord
     from nccltune.verify.model import Arm
+    from nccltune.verify.sameness import Flags
     from nccltune.verify.spec import VerifySpec
 
 HOOK_VARIABLE = "NCCLTUNE_HOOK"
@@ -42,6 +44,7 @@ class ReadyArm:
 
     Attributes:
         environ: the server's whole environment.
+        flags: of its launch, with those of the ``--config`` file as it was read.
         record: of its launch, to be completed with the process.
         endpoint: where it will listen.
         address: what it will bind: host as typed, and port.
@@ -49,6 +52,7 @@ class ReadyArm:
 
     arm: Arm
     environ: Mapping[str, str]
+    flags: Flags
     record: LaunchRecord
     endpoint: Endpoint
     address: tuple[str, int]
@@ -60,11 +64,13 @@ class Ground:
 
     Attributes:
         fingerprint: None where the driver does not say.
+        sglang_version: of the installation that the launch starts; None where it is not known.
         notes: what the reader should know.
     """
 
     arms: tuple[ReadyArm, ...]
     fingerprint: Fingerprint | None
+    sglang_version: str | None
     notes: tuple[str, ...]
 
 
@@ -89,11 +95,13 @@ def prepare(spec: VerifySpec) -> Ground:
         notes += [f"{arm.name}: {text}" for text in (arm.note, *warnings) if text]
     for ready in arms:
         await_port(ready, 0.0)
-    host, problem = host_of(find_python(command.argv, environ), {**environ, **command.environment})
+    python, variables = find_python(command.argv, environ), {**environ, **command.environment}
+    host, problem = host_of(python, variables)
     if host is None:
         notes.append(f"GPU memory is not watched between boots: {problem}")
     fingerprint = None if host is None else host.fingerprint
-    return Ground(tuple(arms), fingerprint, tuple(dict.fromkeys(notes)))
+    version = installed_version(package_dirs(python, variables), "sglang") if python else None
+    return Ground(tuple(arms), fingerprint, version, tuple(dict.fromkeys(notes)))
 
 
 def await_port(ready: ReadyArm, limit_s: float) -> None:
@@ -127,7 +135,9 @@ def _ready(
         active=active_state(arm.profile),
     )
     if arm.profile is not None and not decision.is_applied:
-        raise UsageProblem(f"arm {arm.name}: {decision.reason}", code="profile_not_used")
+        raise UsageProblem(
+            f"arm {arm.word or arm.name}: {decision.reason}", code="profile_not_used"
+        )
     own = apply(environ, decision)
     # Both kinds of arm alike: ranks that can be looked at, and no hook that has ideas of its own.
     own.setdefault(KEEP_ENVIRON, KEEP_ENVIRON_VALUE)
@@ -135,7 +145,8 @@ def _ready(
     command = parse_launch(arm.argv)
     endpoint = endpoint_of(command)
     host = command.value("host") or endpoint.host
-    ready = ReadyArm(arm, own, record, endpoint, (host, endpoint.port))
+    flags = resolved_flags(command)
+    ready = ReadyArm(arm, own, flags, record, endpoint, (host, endpoint.port))
     return ready, decision.warnings
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nccltune.errors import ServerError
-from nccltune.inject.decision import read_shape
 from nccltune.inject.resolver import has_full_nvlink
 from nccltune.live.procfs import find_servers
 from nccltune.live.server_facts import ServerFacts, read_facts
 from nccltune.live.servers import Context, report_server
-from nccltune.live.stock import host_of
+from nccltune.live.stock import host_of, shape_of
 from nccltune.sglang.allreduce_path import PathVerdict, all_reduce_path
 from nccltune.sglang.endpoints import Endpoint, read_server_info
 from nccltune.store import ActiveState, Launches, Policy
@@ -104,7 +103,7 @@ def _ranks(
         policy=Policy(Launches.ALL),
         records=(),
         read_host=host_of,
-        read_shape=read_shape,
+        read_shape=shape_of,
         is_for_all=True,
     )
     return {
@@ -117,10 +116,10 @@ def _ranks(
 def _path(facts: ServerFacts, info: Mapping[str, object]) -> PathVerdict | None:
     if facts.command is None:
         return None
-    host, _problem = host_of(facts.python, facts.environ)
+    host, _problem = host_of(facts.python, facts.environ, facts.files)
     return all_reduce_path(
         resolved(facts.command, info),
-        read_shape(facts.command),
+        shape_of(facts.command, facts.environ, facts.files),
         gpu_architecture=None if host is None else host.gpu_architecture,
         has_full_nvlink=None if host is None else has_full_nvlink(host.fingerprint),
         environ=facts.environ,
