@@ -114,8 +114,9 @@ class SearchResult:
     ``score_ratio`` is the best candidate's weighted geometric mean of communication time over the
     baseline's; below 1 is faster. ``duel``, ``ablation`` and ``collectives`` are None where they
     were not run; ``not_run`` says why. ``pruned_count`` of the trials ended early, because what had
-    been measured ruled them out; ``trial_limit`` is how many there were to be. ``baseline_noise`` is
-    the standard deviation of the log score over the launches of the baseline, ``baseline_count``.
+    been measured ruled them out; ``trial_limit`` is how many there were to be.
+    ``baseline_noise``: standard deviation of the log score over ``baseline_count`` launches of the
+    baseline.
     """
 
     verdict: Verdict
