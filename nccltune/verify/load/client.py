@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from nccltune.errors import ServerError
-from nccltune.sglang.endpoints import Endpoint, connection_to, send
+from nccltune.sglang.endpoints import KEY_VARIABLE, Endpoint, connection_to, send
 from nccltune.verify.load.stream import EventSplitter, quote, read_events, stream_of
 from nccltune.verify.model import Run
 
@@ -153,7 +153,8 @@ class _Call:
 
 def _refusal(answer: http.client.HTTPResponse) -> ServerError:
     text = answer.read(_MAX_ERROR_BYTES).decode(errors="replace").strip()
-    hint = "; it wants a key, see nccltune verify --help" if answer.status in (401, 403) else ""
+    wants_key = f"; it wants a key: the launch's --api-key, or {KEY_VARIABLE} with --url"
+    hint = wants_key if answer.status in (401, 403) else ""
     return ServerError(
         f"/generate: status {answer.status}: {quote(text) if text else 'no text'}{hint}",
         code="bad_status",
