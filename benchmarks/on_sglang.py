@@ -27,27 +27,30 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+
+from sglang_servers import (
+    Run,
+    generate,
+    is_of,
+    memory_used,
+    nodes_of,
+    pids_of,
+    started,
+    through,
+    wait_up,
+)
 
 from nccltune.bench.nccl_log import parse_nccl_log
-from nccltune.sglang.endpoints import Endpoint, Health, ask, read_health
+from nccltune.sglang.endpoints import Endpoint
 
-if TYPE_CHECKING:
-    from typing import IO
-
-READY_LIMIT_S = 240.0
-END_LIMIT_S = 20.0
 VERIFY_BYTES = 43008
 """One verify pass at batch size 1: 3 draft tokens x hidden 7168 x 2 bytes."""
 PROFILE = "routes-proof"
@@ -58,105 +61,10 @@ SETTINGS = {
     "NCCL_PROTO": "allreduce:LL",
 }
 """Chosen to be seen in NCCL's log, not to be fast."""
-LOGGED = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ENV,TUNING"}
+LOPSIDED = {"NCCL_CGA_CLUSTER_SIZE": "2"}
+"""Ranks may disagree on it; with another algorithm or protocol in one of them they hang."""
 ROUTES = ("run", "launch", "hook")
 LANES = ("tp1", "shared")
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What all stages share."""
-
-    out: Path
-    model: Path
-    python: str
-    flags: tuple[str, ...]
-    options: argparse.Namespace
-
-    @property
-    def environ(self) -> dict[str, str]:
-        """The operator's environment of every command."""
-        return {**os.environ, "NCCLTUNE_HOME": str(self.out / "home")}
-
-    def nccltune(self, *words: str) -> list[str]:
-        """Return a command of nccltune, by the interpreter that runs this."""
-        return [sys.executable, "-m", "nccltune", *words]
-
-    def sglang(self, port: int, *, tp: int, num_steps: int = 2) -> list[str]:
-        """Return the launch command of an EAGLE-3 server."""
-        return [
-            self.python,
-            "-m",
-            "sglang.launch_server",
-            *("--model-path", str(self.model / "target")),
-            *("--tp-size", str(tp), "--host", "127.0.0.1", "--port", str(port)),
-            *("--speculative-algorithm", "EAGLE3"),
-            *("--speculative-draft-model-path", str(self.model / "draft")),
-            *("--speculative-num-steps", str(num_steps), "--speculative-eagle-topk", "1"),
-            *("--speculative-num-draft-tokens", str(num_steps + 1)),
-            *self.flags,
-        ]
-
-    def call(self, name: str, *words: str, environ: Mapping[str, str] | None = None) -> Any:
-        """Run a command of nccltune with --json; keep and return its envelope."""
-        at = words.index("--") if "--" in words else len(words)
-        command = self.nccltune(*words[:at], "--json", *words[at:])
-        with (self.out / f"{name}.log").open("w") as log:
-            done = subprocess.run(
-                command,
-                env={**self.environ, **(environ or {})},
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                check=False,
-            )
-        envelope = json.loads(done.stdout)
-        envelope["command_line"] = shlex.join(["nccltune", *words])
-        (self.out / f"{name}.json").write_text(json.dumps(envelope, indent=1) + "\n")
-        return envelope
-
-
-@contextmanager
-def started(command: Sequence[str], environ: Mapping[str, str], log: IO[str]) -> Iterator[int]:
-    """Run a command in a session of its own; at the end ask it to stop, then kill what is left."""
-    process = subprocess.Popen(
-        command,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        yield process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_LIMIT_S)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def wait_up(endpoint: Endpoint, limit_s: float = READY_LIMIT_S) -> float:
-    """Wait until a server takes requests; return after how many seconds."""
-    began = time.monotonic()
-    while read_health(endpoint, 5.0) is not Health.UP:
-        if time.monotonic() - began > limit_s:
-            raise TimeoutError(f"{endpoint.url} is not up after {limit_s:g} s")
-        time.sleep(0.5)
-    return time.monotonic() - began
-
-
-def generate(endpoint: Endpoint, tokens: int) -> Mapping[str, Any]:
-    """Ask for some tokens and return what the server says of them."""
-    body = {
-        "input_ids": list(range(5, 37)),
-        "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
-    }
-    answer = ask(endpoint, "/generate", body=body, timeout_s=120.0)
-    meta: Mapping[str, Any] = json.loads(answer.body)["meta_info"]
-    return meta
 
 
 def routes(run: Run) -> None:
@@ -181,32 +89,6 @@ def routes_of(run: Run, lane: str) -> None:
             one_route(run, lane, route, port)
         except (OSError, ValueError, KeyError) as error:
             print(f"{lane:6} {route:6} FAILED: {type(error).__name__}: {error}", flush=True)
-
-
-def nodes_of(run: Run, lane: str, port: int) -> list[tuple[list[str], dict[str, str]]]:
-    """Return command and environment of each launch of a lane's server.
-
-    Two ranks that share a GPU are two "nodes" on loopback, for NCCL refuses a GPU twice within one.
-    """
-    if lane == "tp1":
-        return [(run.sglang(port, tp=1), dict(LOGGED))]
-    nodes = []
-    for rank in (0, 1):
-        command = [
-            *run.sglang(port + rank, tp=2),
-            *("--nnodes", "2", "--node-rank", str(rank)),
-            *("--dist-init-addr", f"127.0.0.1:{port + 300}"),
-        ]
-        loopback = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        nodes.append((command, {**LOGGED, **loopback, "NCCL_HOSTID": f"node{rank}"}))
-    return nodes
-
-
-def through(run: Run, route: str, command: list[str], report: Path) -> list[str]:
-    """Return the command of one route."""
-    if route == "hook":
-        return command
-    return run.nccltune(route, "--any-host", "--report-file", str(report), "--", *command)
 
 
 def one_route(run: Run, lane: str, route: str, port: int) -> None:
@@ -308,10 +190,10 @@ def table(run: Run) -> None:
 
 def url(run: Run) -> None:
     """Measure running servers: once as it should be, once with a rank that was left out."""
-    keep_profile(run)
-    run.call("activate", "profile", "activate", PROFILE, "--any-host")
-    for name, tuned in (("url-both", (0, 1)), ("url-one", (0,))):
+    for name, tuned, settings in (("url-both", (0, 1), SETTINGS), ("url-one", (0,), LOPSIDED)):
         port = 30440 + 10 * len(tuned)
+        keep_profile(run, settings=settings)
+        run.call("activate", "profile", "activate", PROFILE, "--any-host")
         with ExitStack() as stack:
             for number, (command, own) in enumerate(nodes_of(run, "shared", port)):
                 route = "run" if number in tuned else "hook"
@@ -346,7 +228,7 @@ def killed(run: Run) -> None:
         code = process.wait(120.0)
         ended_s = time.monotonic() - began
         time.sleep(10.0 if victim == "verify" else 2.0)
-        left = pids_of("sglang", 0)
+        left = [pid for pid in pids_of("sglang", 0) if is_of(pid, run)]
         answer.close()
         text = (run.out / f"killed-{victim}.json").read_text()
         errors = [each["message"] for each in json.loads(text)["errors"]] if text else []
@@ -357,44 +239,13 @@ def killed(run: Run) -> None:
         )
 
 
-def memory_used() -> str:
-    """Return what the driver's own tool says of every GPU."""
-    if shutil.which("nvidia-smi") is None:
-        return "not known"
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return ", ".join(done.stdout.split("\n")[:-1])
-
-
-def pids_of(word: str, ancestor: int) -> list[int]:
-    """Return processes whose command holds a word and that descend from another (0: any)."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            command = (
-                (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            )
-            is_own = "nccltune" in command or "on_sglang" in command
-            if word in command and not is_own and (not ancestor or descends(folder, ancestor)):
-                found.append(int(folder.name))
-    return sorted(found)
-
-
-def descends(folder: Path, ancestor: int) -> bool:
-    """Tell whether a process has an ancestor."""
-    while folder.name not in ("0", "1"):
-        parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-        if int(parent) == ancestor:
-            return True
-        folder = folder.with_name(parent)
-    return False
-
-
-def keep_profile(run: Run, path: Path | None = None) -> None:
-    """Have a profile in the store: a file's, or the one that is made to be seen."""
+def keep_profile(
+    run: Run, path: Path | None = None, *, settings: Mapping[str, str] = SETTINGS
+) -> None:
+    """Have a profile in the store: a file's, or one of these settings."""
     if path is None:
         path = run.out / f"{PROFILE}.json"
-        document = {"schema": "nccltune.profile/1", "name": PROFILE, "settings": SETTINGS}
+        document = {"schema": "nccltune.profile/1", "name": PROFILE, "settings": settings}
         path.write_text(json.dumps(document))
     run.call("import", "profile", "import", str(path), "--replace")
 
