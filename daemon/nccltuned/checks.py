@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nccltune.errors import NccltuneError
+from nccltune.paths import reading_dir
 from nccltuned.journal import tell_changes
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class Checks:
     _is_running: bool = False
     _is_wanted: bool = True
     _next_s: float = 0.0
+    _store_problem: str = ""
 
     @property
     def is_settled(self) -> bool:
@@ -72,6 +75,7 @@ class Checks:
 
     def start_if_due(self, servers: tuple[Server, ...]) -> None:
         """Begin a look where one is wanted, or none was for long."""
+        self._look_for_store()
         is_due = self._is_wanted or time.monotonic() >= self._next_s
         if not is_due or self._is_running:
             return
@@ -81,6 +85,24 @@ class Checks:
             return
         self._is_running, self._is_wanted = True, False
         self.calls.start(lambda: self.take(servers), self._done, timeout_s=CHECK_TIMEOUT_S)
+
+    def _look_for_store(self) -> None:
+        """Want a look where the state folder has come or gone.
+
+        Of a store without a state file, an unmounted volume say, no file changes with it.
+        """
+        try:
+            reading_dir()
+            problem = ""
+        except NccltuneError as error:
+            problem = str(error)
+        if problem != self._store_problem:
+            if problem:
+                logger.error("launches start without a profile: %s", problem)
+            else:
+                logger.info("the state folder is there again")
+            self._store_problem = problem
+            self._is_wanted = True
 
     def _done(self, answer: object) -> None:
         self._is_running = False

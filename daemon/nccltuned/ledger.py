@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from nccltune.atomic import make_dir, write_atomic
+from nccltune.atomic import write_atomic
 from nccltune.errors import NccltuneError
 from nccltune.inject.marker import settings_digest
 from nccltune.jsontext import parse_json
@@ -221,7 +221,8 @@ class Ledger:
             "starts": [asdict(start) for start in self.starts],
             "rollbacks": [each.to_json() for each in self.rollbacks],
         }
-        make_dir(self.folder)
+        if not self.folder.exists():
+            return  # a volume is missing: nothing of ours may stand in its place
         text = json.dumps(document, indent=1) + "\n"
         write_atomic(self.folder / FILE_NAME, text, mode=0o600)
 

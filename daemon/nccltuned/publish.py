@@ -30,7 +30,9 @@ def format_env(active: Mapping[str, Any]) -> str:
         return f"{_HEAD}# No profile is active.\n"
     if active["is_degraded"] or active["digest"] is None:
         reason = active["problem"] or active["unknown"] or "it was found on another kind of host"
-        return f"{_HEAD}# Profile {active['name']} is active and not used: {_one_line(reason)}\n"
+        name = active["name"]
+        what = f"Profile {name} is active and not used" if name else "No profile can be used"
+        return f"{_HEAD}# {what}: {_one_line(reason)}\n"
     own = {
         MARKER: format_marker(active["digest"], settings),
         KEEP_ENVIRON: KEEP_ENVIRON_VALUE,

@@ -25,7 +25,7 @@ from nccltune.store import (
     read_active,
     read_launch_records,
 )
-from nccltune.store.launches import keep_handed_over
+from nccltune.store.launches import keep_handed_over, make_room
 from nccltuned.checks import Checks, TakeStock, take_stock_of
 from nccltuned.child import Calls
 from nccltuned.endpoint import MetricsEndpoint, open_endpoint, passed_sockets
@@ -203,6 +203,7 @@ class Service:
             self._endpoint.drop_slow(now_s)
 
     def _read_records(self) -> None:
+        make_room(self._config.state_folder)
         try:
             records = read_launch_records(self._config.state_folder)
         except NccltuneError as error:
@@ -272,6 +273,8 @@ class Service:
         folder = self._config.state_folder
         trusted_uids = _trusted_uids(folder)
         for record in self._inbox.take():
+            if not folder.is_dir():
+                continue  # nothing of ours may stand where a volume is missing
             try:
                 if record.uid is None or record.uid in trusted_uids:
                     append_launch_record(record, folder)

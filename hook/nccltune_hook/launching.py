@@ -25,7 +25,8 @@ SYSTEM_RUN_DIR = "/run/nccltune"
 SHARED_SOURCE = "shared-gpu"
 RECORDING_SOURCE = "recording:"
 
-MAX_RECORDS_BYTES = 512 * 1024
+MAX_MESSAGE_BYTES = 2048
+_SHORT_CHARS = 200
 _OTHER_NAMES = {
     "NCCL_MIN_NCHANNELS": "NCCL_MIN_CTAS",
     "NCCL_MAX_NCHANNELS": "NCCL_MAX_CTAS",
@@ -261,25 +262,31 @@ def _hand_over(data: dict[str, Any], environ: Any) -> None:
     folder = Path(given if given.startswith("/") else SYSTEM_RUN_DIR)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
-        # The operator's own values are nobody else's business.
-        message = _line({**data, "kept": dict.fromkeys(data["kept"], "")})
-        sender.sendto(message, str(folder / "launches.sock"))
+        sender.sendto(_message(data), str(folder / "launches.sock"))
+
+
+def _message(data: dict[str, Any]) -> bytes:
+    """Return the record as one datagram, with fewer words for people where it has no room for them.
+
+    The operator's own values are nobody else's business; their names are enough.
+    """
+    kept = dict.fromkeys(data["kept"], "")
+    message = _line({**data, "kept": kept, "reason": data["reason"][:_SHORT_CHARS]})
+    if len(message) > MAX_MESSAGE_BYTES:
+        message = _line({**data, "kept": {}, "reason": ""})
+    return message
 
 
 def _append(path: Path, line: bytes) -> None:
     """Write one line to the end, after a line break where the last line lacks one.
 
-    Not forced to disk: a disk that is busy would hold up the start.
+    Not forced to disk: a disk that is busy would hold up the start. The file is moved away under
+    the store's lock, by nccltune itself, when it has grown large.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o644)
     try:
         size = os.fstat(descriptor).st_size
-        if size > MAX_RECORDS_BYTES:
-            path.replace(path.with_name("launches.1.jsonl"))
-            os.close(descriptor)
-            descriptor = os.open(path, flags, 0o644)
-            size = 0
         is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
         os.write(descriptor, b"\n" + line if is_torn else line)
     finally:

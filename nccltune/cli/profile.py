@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,16 +15,22 @@ from nccltune.cli.options import json_option
 from nccltune.cli.tables import fact_grid, heading, indent, number_table, settings_block
 from nccltune.cli.words import format_moment, format_settings
 from nccltune.envvars import canonical, needs_offer
+from nccltune.errors import NccltuneError
+from nccltune.paths import reading_dir, state_dir
+from nccltune.profile import check_name
 from nccltune.store import (
     Found,
+    Listed,
     Standing,
     Where,
     find_profile,
     list_profiles,
     load_profile,
+    profiles_dir,
     read_active,
     standing_of,
 )
+from nccltune.store.files import SUFFIX, is_there, load_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
 
     from nccltune.measurement import Settings
     from nccltune.profile import Profile
-    from nccltune.store import ActiveState, Listed
+    from nccltune.store import ActiveState
 
 _STATE_VERBS = "nccltune.cli.profile_state"
 
@@ -64,7 +71,7 @@ def command() -> None:
 @json_option
 def list_command() -> Answer:
     """List the profiles that are shipped or were found here."""
-    listed, active = list_profiles(), read_active()
+    listed, active = _list(), read_active()
     problems = [each.problem for each in listed if each.problem]
     if active.problem is not None and active.problem not in problems:
         problems.append(active.problem)
@@ -81,11 +88,54 @@ def list_command() -> Answer:
     )
 
 
+def _host_profiles_dir() -> Path | None:
+    """Return the profiles of the host's store where launches of this user get those; else None."""
+    try:
+        folder = reading_dir()
+    except NccltuneError:
+        return None  # read_active says so
+    return None if folder == state_dir() else profiles_dir(folder)
+
+
+def _list() -> tuple[Listed, ...]:
+    """List what is in this user's store, then the host's if launches read it, then shipped ones."""
+    listed, host = list(list_profiles()), _host_profiles_dir()
+    for path in () if host is None else host.glob(f"[!.]*{SUFFIX}"):
+        try:
+            listed.append(Listed(path.stem, path, Where.STATE, load_named(path, Where.STATE)))
+        except NccltuneError as error:
+            listed.append(Listed(path.stem, path, Where.STATE, None, str(error)))
+    return tuple(sorted(listed, key=lambda each: (each.name, each.where is Where.SHIPPED)))
+
+
+def _find(name: str) -> Found:
+    """Find a profile as ``find_profile`` does; the host's goes before a shipped one.
+
+    Raises:
+        UsageProblem, FileError: as for ``find_profile``.
+    """
+    host = _host_profiles_dir()
+    if host is not None and "/" not in name and not name.endswith(SUFFIX):
+        check_name(name)
+        path = host / f"{name}{SUFFIX}"
+        if is_there(path) and not is_there(profiles_dir() / path.name):
+            return Found(load_named(path, Where.STATE), path, Where.STATE)
+    return find_profile(name)
+
+
+def _standing(profile: Profile, where: Where, path: Path, active: ActiveState) -> str:
+    # One of this user's may have the name of the host's that is active.
+    is_named_alike = profile.name == active.name and path != active.path
+    return str(
+        standing_of(profile, where, replace(active, name=None) if is_named_alike else active)
+    )
+
+
 def _state(listed: Listed, active: ActiveState) -> str:
     if listed.profile is None:
         is_shipped = listed.where is Where.SHIPPED
         return str(Standing.SHIPPED if is_shipped else Standing.CANDIDATE)
-    return str(standing_of(listed.profile, listed.where, active))
+    return _standing(listed.profile, listed.where, listed.path, active)
 
 
 def _list_row(listed: Listed, active: ActiveState) -> Mapping[str, object]:
@@ -124,8 +174,8 @@ def _list_parts(listed: Sequence[Listed], active: ActiveState) -> Iterator[Rende
 @json_option
 def show_command(name: str) -> Answer:
     """Show the settings of a profile and where they come from."""
-    found = find_profile(name)
-    state = str(standing_of(found.profile, found.where, read_active()))
+    found = _find(name)
+    state = _standing(found.profile, found.where, found.path, read_active())
     return Answer(data=_show_data(found, state), show=lambda: _show_parts(found, state))
 
 

@@ -1,4 +1,4 @@
-"""From the record of a verify to its answer: judge it, mark a winner, choose the next command."""
+"""From the record of a verify to its answer: judge it, keep it, choose the next command."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 
 from nccltune.cli.envelope import Answer, Complaint, one_line, plain
 from nccltune.cli.verify_data import Verified, judgement_data, verify_data
+from nccltune.cli.verify_marking import mark_gains, unmarked_warnings
 from nccltune.cli.verify_report import verify_parts
 from nccltune.errors import ExitCode, NccltuneError, UsageProblem
 from nccltune.sglang.command import parse_launch
-from nccltune.store import Where, find_profile, mark_verified, read_active
+from nccltune.store import read_active
 from nccltune.store.searches import read_searches
 from nccltune.verify import record as records
 from nccltune.verify.expectation import predictions_for
 from nccltune.verify.judging.baseline import judge_running
+from nccltune.verify.judging.comparison import settings_of
 from nccltune.verify.judging.judgement import Cause, Verdict
 from nccltune.verify.judging.numbers import summarize_arms
 from nccltune.verify.judging.stored import find_baseline
@@ -23,12 +25,12 @@ from nccltune.verify.judging.verdict import judge
 from nccltune.verify.noise import keep_boot_noise, known_boot_noise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from nccltune.cli.invocation import Invocation
-    from nccltune.profile import Profile
-    from nccltune.verify.model import Arm
     from nccltune.verify.record import VerifyRecord
+
+_DISK_FULL = "disk_full"
 
 
 def conclude(record: VerifyRecord) -> Verified:
@@ -47,18 +49,22 @@ def conclude(record: VerifyRecord) -> Verified:
     return Verified(record, judgement, summarize_arms(record.arms, record.boots), predictions)
 
 
-def stored_verifies(wanted: str | None) -> tuple[VerifyRecord, ...]:
+def stored_verifies(wanted: str | None) -> Iterable[VerifyRecord]:
     """Return what a running server may be held against: verifies that started servers themselves.
 
     Args:
-        wanted: the id of one of them; None for all, the newest first.
+        wanted: the id of one of them; None for all, the newest first, each read when it is asked
+            for.
 
     Raises:
         UsageProblem: there is no such verify.
+        FileError: it is damaged, or the folder of the verifies cannot be read.
     """
-    found = tuple(each for each in records.list_records().found if not each.url and each.boots)
-    chosen = tuple(each for each in found if wanted in (None, each.id))
-    if wanted is not None and not chosen:
+    if wanted is None:
+        return (each for each in records.newest_records() if not each.url and each.boots)
+    named = [records.load(path) for path in records.record_paths() if path.stem == wanted]
+    chosen = tuple(each for each in named if not each.url and each.boots)
+    if not chosen:
         raise UsageProblem(
             f"--baseline {wanted}: no stored verify has this id; nccltune history lists them",
             code="no_such_baseline",
@@ -67,7 +73,7 @@ def stored_verifies(wanted: str | None) -> tuple[VerifyRecord, ...]:
 
 
 def conclude_running(
-    record: VerifyRecord, stored: Sequence[VerifyRecord], wanted: str | None
+    record: VerifyRecord, stored: Iterable[VerifyRecord], wanted: str | None
 ) -> Verified:
     """Hold a server that runs against stored verifies.
 
@@ -83,7 +89,7 @@ def conclude_running(
     baseline = find_baseline(
         stored,
         argv=arm.argv,
-        settings=_settings(arm),
+        settings=settings_of(arm),
         fingerprint=record.fingerprint,
         load=record.load,
     )
@@ -111,7 +117,7 @@ def answer_from_verify(
         complaints.append(Complaint("cannot_be_timed", one_line(verified.judgement.sentence)))
     not_kept: list[Complaint] = []
     if verdict is Verdict.GAIN and not verified.record.is_interrupted:
-        verified = _mark(verified, not_kept)
+        verified = mark_gains(verified, not_kept)
     verified = _keep(verified, not_kept)
     verified = replace(verified, next_command=_next(verified, invocation, is_any_host=is_any_host))
     if stopped := verified.record.stopped:
@@ -128,9 +134,15 @@ def answer_from_verify(
         data=verify_data(verified),
         show=lambda: verify_parts(verified),
         exit_code=exit_code,
-        warnings=tuple(_warnings(verified)),
-        errors=(*complaints, *not_kept),
+        warnings=tuple(unmarked_warnings(verified)),
+        errors=_once_full((*complaints, *not_kept)),
     )
+
+
+def _once_full(complaints: Sequence[Complaint]) -> tuple[Complaint, ...]:
+    """Leave one line about a full disk: it stops a verify, and then keeps it from being written."""
+    full = [each for each in complaints if each.code == _DISK_FULL]
+    return tuple(each for each in complaints if each.code != _DISK_FULL or each is full[0])
 
 
 def go_on_words(invocation: Invocation) -> str:
@@ -154,57 +166,6 @@ def _keep(verified: Verified, not_kept: list[Complaint]) -> Verified:
     return replace(verified, path=path)
 
 
-def _mark(verified: Verified, not_kept: list[Complaint]) -> Verified:
-    """Mark the profiles that gained on SGLang's own defaults, in nothing but NCCL's settings.
-
-    Only where all of their settings were seen in effect: it is the whole profile that is marked.
-    """
-    arms = {arm.name: arm for arm in verified.record.arms}
-    marked: list[str] = []
-    for each in verified.judgement.comparisons:
-        profile, base = arms[each.arm].profile, arms[each.baseline]
-        is_settings_alone = arms[each.arm].argv == base.argv and not _settings(base)
-        if each.answer is not Verdict.GAIN or profile is None or not is_settings_alone:
-            continue
-        if not each.is_wholly_in_effect or not _is_of_store(profile):
-            continue
-        try:
-            mark_verified(profile.name, _evidence(verified, each.arm))
-        except NccltuneError as error:
-            not_kept.append(Complaint(error.code, one_line(str(error))))
-        else:
-            marked.append(profile.name)
-    return replace(verified, marked=tuple(marked))
-
-
-def _evidence(verified: Verified, arm: str) -> Mapping[str, object]:
-    record = verified.record
-    found = judgement_data(verified.judgement)
-    comparisons = found["comparisons"]
-    assert isinstance(comparisons, list)  # noqa: S101 - it is built as one
-    evidence = plain(
-        {
-            "verify": record.id,
-            "sentence": verified.judgement.sentence,
-            "comparison": next(each for each in comparisons if each["arm"] == arm),
-            "launch": record.launch,
-            "fingerprint": None if record.fingerprint is None else record.fingerprint.to_json(),
-            "is_simulated_acceptance": verified.is_simulated,
-        }
-    )
-    assert isinstance(evidence, dict)  # noqa: S101 - a mapping stays one
-    return evidence
-
-
-def _is_of_store(profile: Profile) -> bool:
-    """Whether the store holds these settings under this name, so that evidence belongs to them."""
-    try:
-        found = find_profile(profile.name)
-    except NccltuneError:
-        return False
-    return found.where is Where.STATE and found.profile.settings == profile.settings
-
-
 def _operator(record: VerifyRecord) -> Mapping[str, str]:
     """Return variables that every server of a verify was started with, whatever its arm."""
     try:
@@ -212,10 +173,6 @@ def _operator(record: VerifyRecord) -> Mapping[str, str]:
     except NccltuneError:
         assigned = {}
     return {**record.environ, **assigned}
-
-
-def _settings(arm: Arm) -> Mapping[str, str]:
-    return {} if arm.profile is None else arm.profile.settings
 
 
 def _next(verified: Verified, invocation: Invocation, *, is_any_host: bool) -> str:
@@ -237,27 +194,6 @@ def _next(verified: Verified, invocation: Invocation, *, is_any_host: bool) -> s
     if judgement.verdict is Verdict.INCONCLUSIVE and not record.url:
         return invocation.format_again(boots=2 * record.boot_total // len(record.arms))
     return ""
-
-
-def _warnings(verified: Verified) -> Iterator[str]:
-    unmarked = [
-        (each, arm.profile)
-        for each in verified.judgement.comparisons
-        for arm in verified.record.arms
-        if each.answer is Verdict.GAIN and arm.name == each.arm and arm.profile is not None
-        if arm.profile.name not in verified.marked
-    ]
-    for compared, profile in unmarked:
-        if not _is_of_store(profile):
-            yield (
-                f"profile {profile.name} is not in this host's store, so that it was not marked "
-                "as verified: nccltune profile import it first"
-            )
-        elif not compared.is_wholly_in_effect:
-            yield (
-                f"profile {profile.name} was not marked as verified: not all of its settings were "
-                "seen in effect in every rank of every boot (the reasons name them)"
-            )
 
 
 def _concurrency(record: VerifyRecord) -> int:

@@ -12,7 +12,7 @@ from nccltune.errors import NccltuneError
 from nccltune.host.fingerprint import Fingerprint, MatchKind, compare
 from nccltune.host.match import restricted
 from nccltune.inject.resolver import resolve
-from nccltune.paths import HOME_VARIABLE
+from nccltune.paths import HOME_VARIABLE, state_dir
 from nccltune.store import Policy, read_policy
 
 if TYPE_CHECKING:
@@ -58,6 +58,10 @@ def _state_folder(case: Case) -> Check:
     if loss := _loss(case, mount):
         kept = "and what is kept there goes with it" if has_profiles else "and nothing would last"
         return Check(name, worst, f"{folder} {loss}, {kept}", _LASTING_FIX)
+    if folder != state_dir(case.environ):
+        # Launches only read the host's store; what this user keeps goes into a folder of his own.
+        message = f"{folder} is the host's, which launches of this user read"
+        return Check(name, Status.OK, message)
     if "ro" in mount.options or not _is_writable(folder):
         fix = f"check who owns it, or let {HOME_VARIABLE} name another folder"
         return Check(name, Status.WARN, f"{folder} cannot be written by this user", fix)

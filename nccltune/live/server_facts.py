@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 HIDDEN = "***"
 _SECRET_WORDS = frozenset({"key", "token", "password", "secret"})
+_NO_SECRETS = frozenset({("speculative", "token", "map")})
+"""Words of flags that only sound like one: a path, and another file is another server."""
 _WORDS = re.compile(r"[a-z0-9]+")
 _CONFIG_FLAG = "--config"
 _MAX_CONF_BYTES = 64 * 1024
@@ -223,7 +225,8 @@ def redacted(argv: Sequence[str]) -> tuple[str, ...]:
         flag, equals, _value = word.partition("=")
         # Whole words: "--max-total-tokens" counts, it tells nothing.
         is_name = flag.startswith("--") or (equals == "=" and flag.isidentifier())
-        names_secret = is_name and bool(_SECRET_WORDS & set(_WORDS.findall(flag.lower())))
+        words = tuple(_WORDS.findall(flag.lower()))
+        names_secret = is_name and words not in _NO_SECRETS and bool(_SECRET_WORDS & set(words))
         if is_secret and not word.startswith("--"):
             shown.append(HIDDEN)
         else:

@@ -104,6 +104,22 @@ def append_launch_record(record: LaunchRecord, folder: Path | None = None) -> No
         raise FileError(path, f"cannot be written ({cause})", code="cannot_write") from None
 
 
+def make_room(folder: Path) -> None:
+    """Begin a new file of records where the one there is full: the hook only appends."""
+    path = folder / LAUNCHES_NAME
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        if os.fstat(descriptor).st_size > MAX_FILE_BYTES:
+            _make_room(path, descriptor)
+    except OSError:
+        return  # a folder that cannot be written now; what is there is read all the same
+    finally:
+        os.close(descriptor)
+
+
 def keep_handed_over(record: LaunchRecord, uid: int, folder: Path) -> None:
     """Put down the launch of a user who may not write here; only his own older ones make room.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -100,7 +100,7 @@ def record_paths(folder: Path | None = None) -> list[Path]:
 def newest_records(
     folder: Path | None = None, *, limit: int | None = None
 ) -> Iterator[VerifyRecord]:
-    """Read verifies one by one, the newest first; damaged ones are left out.
+    """Read verifies one by one as they are asked for, the newest first; damaged are left out.
 
     Args:
         folder: the state folder; this user's if None.
@@ -109,7 +109,11 @@ def newest_records(
     Raises:
         FileError: as ``record_paths``.
     """
-    for path in record_paths(folder)[:limit]:
+    return _readable(record_paths(folder)[:limit])
+
+
+def _readable(paths: Iterable[Path]) -> Iterator[VerifyRecord]:
+    for path in paths:
         with suppress(FileError):
             yield load(path)
 

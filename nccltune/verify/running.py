@@ -204,12 +204,12 @@ def _boot(
 
 
 def _arm(facts: ServerFacts | None, profile: Profile | None) -> Arm:
-    command = None if facts is None else facts.command
-    if command is None:
+    if facts is None or facts.command is None:
         return Arm(RUNNING_ARM, (), profile)
+    command = facts.command
     return Arm(
         name=RUNNING_ARM,
-        argv=hidden(command.argv),
+        argv=hidden(facts.argv),  # with what its --config file sets, as the server sees that
         profile=profile,
         num_steps=command.num_steps,
         is_speculative=command.is_speculative,

@@ -351,6 +351,22 @@ def test_service_starts_before_there_is_any_state(tmp_path: Path) -> None:
         wait_for(lambda: daemon.data()["active"]["name"] == "first", "the first profile is seen")
 
 
+def test_service_says_when_the_folder_that_it_was_given_is_not_there(tmp_path: Path) -> None:
+    home = tmp_path / "not-mounted"
+    with running_daemon(tmp_path, environ={"NCCLTUNE_HOME": str(home)}) as daemon:
+        active = daemon.data()["active"]
+        assert active["is_degraded"]
+        assert "names is not there" in active["problem"]
+        assert f"ERROR: launches start without a profile: {home}: the state folder" in daemon.log()
+        assert "nccltune_profile_degraded 1" in daemon.metrics()
+        home.mkdir()
+        wait_for(lambda: not daemon.data()["active"]["is_degraded"], "the folder is seen")
+        home.joinpath("nccltuned.lock").unlink(missing_ok=True)
+        home.rename(tmp_path / "unmounted")
+        wait_for(lambda: daemon.data()["active"]["is_degraded"], "the folder is missed")
+        assert "nccltune_profile_degraded 1" in daemon.metrics()
+
+
 def test_service_loads_nothing_heavy() -> None:
     code = (
         "import sys, nccltuned.__main__, nccltuned.service; "

@@ -19,7 +19,7 @@ import pytest
 from nccltune.cli import main
 from nccltune.cli import verify as verify_verb
 from nccltune.cli.verify_options import check_markdown
-from nccltune.errors import BusyError
+from nccltune.errors import BusyError, FileError
 from nccltune.inject.marker import MARKER, format_marker, settings_digest
 from nccltune.profile import Profile, format_profile
 from nccltune.store import (
@@ -29,6 +29,7 @@ from nccltune.store import (
     read_evidence,
     save_candidate,
 )
+from nccltune.verify import record as records
 from nccltune.verify.model import Boot, RankState, Seen
 from nccltune.verify.record import VerifyRecord, list_records, save
 from nccltune.verify.sameness import hidden
@@ -355,6 +356,25 @@ def test_what_stands_in_the_way_of_the_next_boot_is_said_beside_what_is_known(
     assert "--resume" in envelope["data"]["next_command"]
     assert envelope["data"]["verdict"] in ("inconclusive", "no_difference")
     assert sum(arm["boots"] for arm in envelope["data"]["arms"]) == len(boots)
+
+
+def test_a_full_disk_is_told_once(
+    capsys: Capture, host: Host, measured: Callable[..., None], monkeypatch: Patch
+) -> None:
+    def full(path: Path, _text: str) -> None:
+        raise FileError(path, "cannot be written (No space left on device)", code="disk_full")
+
+    boots = mirrored(("default", 9.8), ("again", 9.8))
+    stop = FileError("/x/y.json", "cannot be written", code="disk_full")
+    monkeypatch.setattr(records, "write_atomic", full)
+
+    for stopped, words in ((stop, "--resume"), (None, "the figures are above")):
+        measured(*boots, stopped=stopped, is_finished=stopped is None)
+        envelope = judged(capsys, host, "--boots", "8", arms="default,again")
+
+        (error,) = envelope["errors"]
+        assert (envelope["exit_code"], error["code"]) == (6, "disk_full")
+        assert words in error["message"]
 
 
 def test_a_key_of_the_launch_is_printed_nowhere(
@@ -770,6 +790,16 @@ def test_a_baseline_that_does_not_exist_is_refused(capsys: Capture) -> None:
     found = refused(capsys, "--url", "http://127.0.0.1:9", "--baseline", "x", "--json")
 
     assert found[:2] == (2, "no_such_baseline")
+
+
+def test_a_baseline_that_is_damaged_is_refused(capsys: Capture) -> None:
+    path = save(record_of(mirrored(("default", 9.8), ("fast", 8.9))))
+    path.write_text("{", encoding="utf-8")
+    words = ("--url", "http://127.0.0.1:9", "--baseline", path.stem)
+    code, name, message = refused(capsys, *words, "--json")
+
+    assert (code, name) == (6, "bad_json")
+    assert str(path) in message
 
 
 def test_a_command_that_is_no_sglang_launch_is_refused(capsys: Capture, host: Host) -> None:

@@ -97,6 +97,17 @@ def test_running_server_is_measured_and_left_alone(tmp_path: Path) -> None:
     assert [one.id for one in list_records().found] == [record.id]
 
 
+def test_launch_is_kept_with_what_its_config_file_set(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("cuda-graph-max-bs: 7\n", encoding="utf-8")
+    with running_server(tmp_path, "--config", str(config), environ=environ_of()) as server:
+        record = measure_running(server.url, QUICK_LOAD)
+
+    argv = record.arms[0].argv
+    assert "--config" not in argv
+    assert any(word.startswith("--cuda-graph-max-bs") and word.endswith("=7") for word in argv)
+
+
 def test_two_nodes_on_one_host_are_one_server(tmp_path: Path) -> None:
     with two_nodes(tmp_path, HAND_SET_BARE, HAND_SET_BARE) as port:
         record = measure_running(f"http://127.0.0.1:{port}", QUICK_LOAD, profile=FOLK)

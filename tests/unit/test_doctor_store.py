@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.doctor import Status
+from nccltune import paths
+from nccltune.doctor import Status, store_checks
 from nccltune.doctor.mounts import mount_of, parse_mountinfo
 from nccltune.paths import state_dir
 from nccltune.profile import Profile
 from nccltune.store import activate, save_candidate
+from nccltune.store.state import empty_state, format_state
 from tests.support.doctor_hosts import (
     MOUNTINFO,
     SERVER,
@@ -128,6 +130,27 @@ def test_state_folder_that_is_mounted_read_only_is_told(host: DoctorHost) -> Non
     host.put("proc/self/mountinfo", "22 1 254:0 / / ro,relatime - ext4 /dev/vda rw\n")
 
     assert_status(host.look()["state_folder"], Status.WARN, "cannot be written")
+
+
+@pytest.mark.parametrize("has_own", [False, True], ids=["none", "own"])
+def test_state_folder_of_the_host_need_not_be_writable_for_users_who_read_it(
+    host: DoctorHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_own: bool
+) -> None:
+    system, own = tmp_path / "system", tmp_path / "own" / "nccltune"
+    for folder in (system, own) if has_own else (system,):
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(format_state(empty_state()))
+    monkeypatch.setattr(paths, "SYSTEM_STATE_DIR", system)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(store_checks, "_is_writable", lambda _folder: False)
+    host.environ |= {"NCCLTUNE_HOME": "", "XDG_STATE_HOME": str(own.parent)}
+
+    check = host.look()["state_folder"]
+
+    if has_own:
+        assert_status(check, Status.WARN, str(own), "cannot be written")
+    else:
+        assert_status(check, Status.OK, str(system), "the host's")
 
 
 @pytest.mark.parametrize("kind", ["missing", "dangling", "file"])

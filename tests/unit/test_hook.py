@@ -27,6 +27,7 @@ from nccltune.inject.marker import (
 )
 from nccltune.inject.overrides import share_out
 from nccltune.installing import hook_files
+from nccltune.live.launch_inbox import MAX_MESSAGE_BYTES, parse_message
 from nccltune.paths import reading_dir, state_dir
 from nccltune.profile import Profile, format_profile
 from nccltune.sglang.command import parse_launch
@@ -37,6 +38,7 @@ from nccltune.store import (
     rollback,
     save_candidate,
 )
+from nccltune.store.launches import MAX_FILE_BYTES
 from nccltune_hook import command as hook_command
 from nccltune_hook import host as hook_host
 from nccltune_hook import launching
@@ -762,6 +764,48 @@ def test_record_after_a_torn_line_is_read_back() -> None:
     assert (found.route, found.pid, found.profile_name) == ("hook", os.getpid(), "kimi")
     assert found.settings == SETTINGS
     assert found.started_ticks > 0
+
+
+def test_record_is_only_appended_however_large_the_file_is() -> None:
+    path = save().parents[1] / "launches.jsonl"
+    path.write_text("{}\n" * (MAX_FILE_BYTES // 3 + 1))
+    before = path.stat()
+
+    launching.tune(["/site/sglang/launch_server.py", *EAGLE3], dict(os.environ))
+
+    assert path.stat().st_ino == before.st_ino
+    assert path.stat().st_size > before.st_size
+    assert not path.with_name("launches.1.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("reason", "found"),
+    [
+        ("short", "short"),
+        ("x" * 5000, "x" * 200),
+        ("\N{SNOWMAN}" * 200, "\N{SNOWMAN}" * 200),
+        ("\N{OPEN FILE FOLDER}" * 200, ""),
+    ],
+    ids=["short", "long", "escaped", "no_room"],
+)
+def test_record_that_is_handed_over_fits_into_a_message(
+    reason: str, found: str, tmp_path: Path
+) -> None:
+    save()
+    (state_dir() / "launches.jsonl").mkdir()
+    kept = {"NCCL_PROTO": "LL"}
+    decision = launching.Decision(reason, name="kimi", applied=SETTINGS, kept=kept)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+        inbox.settimeout(5.0)
+        inbox.bind(str(tmp_path / "launches.sock"))
+        launching.record(EAGLE3, {**os.environ, "NCCLTUNE_RUN_DIR": str(tmp_path)}, decision)
+        message = inbox.recv(65536)
+
+    record = parse_message(message)
+    assert len(message) <= MAX_MESSAGE_BYTES
+    assert record is not None
+    assert (record.reason, record.settings) == (found, SETTINGS)
+    assert record.kept == ({"NCCL_PROTO": ""} if found else {})
 
 
 # In a server

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import nccltuned.checks as checks_module
+from nccltune.paths import state_dir
 from nccltuned.checks import Checks, TakeStock
 from nccltuned.child import Calls
 from tests.support.stocks import stock_data
@@ -117,6 +118,26 @@ def test_checks_that_work_again_say_so(caplog: pytest.LogCaptureFixture) -> None
 
     assert not looks.checks.is_failing
     assert "works again" in caplog.text
+
+
+def test_checks_look_again_when_the_state_folder_goes_and_when_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    looks = Looks(lambda _servers: stock_data())
+    looks.look()
+
+    state_dir().rmdir()
+    looks.look()
+    looks.look()
+    assert len(looks.seen) == 2
+    assert caplog.text.count("names is not there") == 1
+    state_dir().mkdir()
+    looks.look()
+    looks.look()
+
+    assert len(looks.seen) == 3
+    assert caplog.text.count("the state folder is there again") == 1
 
 
 def test_checks_with_a_child_stuck_in_the_kernel_start_no_other(

@@ -38,7 +38,10 @@ def test_format_env_holds_the_settings_and_the_mark_of_who_set_them() -> None:
         ({"is_degraded": True, "problem": "x.json: is\nempty"}, "x.json: is empty"),
         ({"is_degraded": True, "match": "foreign"}, "another kind of host"),
         ({"is_degraded": True, "unknown": "no driver"}, "no driver"),
-        ({"name": None, "digest": None, "problem": "broken", "is_degraded": True}, "broken"),
+        (
+            {"name": None, "digest": None, "problem": "broken", "is_degraded": True},
+            "No profile can be used: broken",
+        ),
     ],
     ids=["none", "broken", "foreign", "unknown", "broken_state"],
 )

@@ -189,10 +189,25 @@ def test_conf_entries_of_a_rank_that_cannot_be_read_are_none(proc: FakeProc) -> 
         (["--admin-api-key=abc"], ["--admin-api-key=***"]),
         (["--hf-token", "abc"], ["--hf-token", "***"]),
         (["--ssl-keyfile-password", "abc"], ["--ssl-keyfile-password", "***"]),
+        (["env", "HF_TOKEN=abc", "sglang"], ["env", "HF_TOKEN=***", "sglang"]),
         (["--max-total-tokens", "8192"], ["--max-total-tokens", "8192"]),
+        (["--speculative-token-map", "/m.pt"], ["--speculative-token-map", "/m.pt"]),
+        (["--speculative-token-map=/m.pt"], ["--speculative-token-map=/m.pt"]),
+        (["--token-map", "abc"], ["--token-map", "***"]),
         (["--api-key", "--tp", "8"], ["--api-key", "--tp", "8"]),
     ],
-    ids=["word", "equals", "token", "password", "tokens", "no_value"],
+    ids=[
+        "word",
+        "equals",
+        "token",
+        "password",
+        "variable",
+        "tokens",
+        "path",
+        "path_equals",
+        "unknown_map",
+        "no_value",
+    ],
 )
 def test_redacted_hides_values_of_flags_that_name_a_secret(
     argv: list[str], shown: list[str]

@@ -20,10 +20,12 @@ from nccltune.store import (
 )
 from nccltune.store.launches import (
     LAUNCHES_NAME,
+    MAX_FILE_BYTES,
     MAX_OF_USER,
     MAX_USERS,
     OLDER_NAME,
     keep_handed_over,
+    make_room,
 )
 from nccltune.store.lock import state_lock
 
@@ -135,6 +137,18 @@ def test_many_writers_at_once_lose_nothing(tmp_path: Path) -> None:
         thread.join()
 
     assert len({record.pid for record in read_launch_records(tmp_path)}) == 100
+
+
+def test_file_that_others_only_append_to_makes_room_and_is_still_read(tmp_path: Path) -> None:
+    append_launch_record(replace(RECORD, pid=1), tmp_path)
+    path = tmp_path / LAUNCHES_NAME
+    make_room(tmp_path)
+    assert path.exists()
+    path.write_bytes(path.read_bytes() + b"\n" * (MAX_FILE_BYTES + 1))
+    make_room(tmp_path)
+    assert not path.exists()
+    append_launch_record(replace(RECORD, pid=2), tmp_path)
+    assert [record.pid for record in read_launch_records(tmp_path)] == [1, 2]
 
 
 def test_append_where_nothing_can_be_written_is_a_file_error(tmp_path: Path) -> None:

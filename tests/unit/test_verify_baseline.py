@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -127,6 +128,47 @@ def test_find_baseline_goes_back_until_the_spread_is_known() -> None:
 
     assert baseline.verify_ids == ("new", "middle")
     assert len(baseline.boots) == 4
+
+
+def test_find_baseline_asks_for_no_record_once_there_are_boots_enough() -> None:
+    asked: list[str] = []
+
+    def records() -> Iterator[VerifyRecord]:
+        for name in ("new", "old"):
+            asked.append(name)
+            yield stored(name)
+
+    baseline = find_baseline(
+        records(), argv=LAUNCH, settings={"NCCL_PROTO": "LL"}, fingerprint=HERE, load=LOAD
+    )
+
+    assert (baseline.verify_ids, asked) == (("new",), ["new"])
+
+
+def test_find_baseline_goes_by_the_flags_that_the_arms_were_started_with(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("tp-size: 4\n", encoding="utf-8")  # edited since: it said 8
+    launch = (*LAUNCH[:-2], "--config", str(path))
+    flags = {"model_path": ("/models/kimi",), "config": (str(path),), "tp_size": ("8",)}
+    arms = [replace(arm, argv=launch) for arm in (DEFAULT, FOLK)]
+    older = stored(arms=arms)
+    record = replace(older, flags={"default": flags, "folk": flags})
+    four = (*LAUNCH[:-1], "4")
+
+    assert found(record).boots
+    assert "the launch differs in --tp-size" in found(record, argv=four).misses[0]
+    assert found(older, argv=four).boots
+    path.unlink()
+    assert found(record).boots
+    assert "a command that cannot be read" in found(older).misses[0]
+
+
+def test_find_baseline_key_that_is_hidden_is_no_difference() -> None:
+    flags = {"model_path": ("/models/kimi",), "tp_size": ("8",), "hf_token": ("***",)}
+    record = stored(flags={"default": flags, "folk": flags})
+
+    assert found(record, argv=(*LAUNCH, "--hf-token", "***")).boots
+    assert not found(record).boots
 
 
 def test_find_baseline_leaves_out_running_servers_and_boots_that_lost_a_key() -> None:

@@ -18,6 +18,7 @@ from nccltune.verify.record import (
     VerifyRecord,
     list_records,
     load,
+    newest_records,
     save,
     verifies_dir,
 )
@@ -136,6 +137,24 @@ def test_records_are_listed_newest_first_and_damage_hides_none(tmp_path: Path) -
     (problem,) = records.problems
     assert "torn.json" in problem
     assert "cut short" in problem
+
+
+def test_newest_records_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+    later = replace(RECORD, id="20261130-120000-7", created_at="2026-11-30T12:00:00+00:00")
+    save(later, tmp_path)
+    older = save(RECORD, tmp_path)
+    found = newest_records(tmp_path)
+
+    assert next(found) == later
+    older.unlink()  # it would have been there, had it been read
+    assert list(found) == []
+
+
+def test_newest_records_of_a_folder_that_is_none_are_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("", encoding="utf-8")
+
+    with pytest.raises(FileError):
+        newest_records(tmp_path / "home")
 
 
 def test_without_a_folder_there_are_no_records(tmp_path: Path) -> None:

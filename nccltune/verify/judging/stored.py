@@ -12,11 +12,13 @@ from nccltune.sglang.command import parse_launch
 from nccltune.stats import MIN_NOISE_LAUNCH_COUNT
 from nccltune.verify.judging.comparison import settings_of
 from nccltune.verify.judging.evidence import gather_evidence
+from nccltune.verify.sameness import resolved_flags
 
 if TYPE_CHECKING:
     from nccltune.host.fingerprint import Fingerprint
-    from nccltune.verify.model import Boot
+    from nccltune.verify.model import Arm, Boot
     from nccltune.verify.record import VerifyRecord
+    from nccltune.verify.sameness import Flags
 
 _SAME_LOAD = ("concurrency", "tokens")
 FREE_FLAGS = frozenset(
@@ -36,6 +38,9 @@ FREE_FLAGS = frozenset(
     }
 )
 """Flags that do not change how long a step takes."""
+
+_FILE_FLAG = "config"
+"""What that file says stands among the flags; its name says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ def find_baseline(
     out: the same boot measured twice is one boot.
 
     Args:
-        records: newest first.
+        records: newest first; none is asked for once there are boots enough.
         argv: the running server's command.
         settings: that it should have: those of the active or the given profile, or none.
         fingerprint: of this host.
@@ -79,7 +84,7 @@ def find_baseline(
     """
     baseline = Baseline()
     for record in records:
-        if record.url or len(baseline.boots) >= MIN_NOISE_LAUNCH_COUNT:
+        if record.url:
             continue
         found = list(_matching(record, argv, settings, load))
         problem, differing = _host(record, fingerprint)
@@ -94,6 +99,8 @@ def find_baseline(
             created_at=baseline.created_at or record.created_at,
             differing=tuple(dict.fromkeys((*baseline.differing, *differing))),
         )
+        if len(baseline.boots) >= MIN_NOISE_LAUNCH_COUNT:
+            break
     return baseline
 
 
@@ -107,21 +114,30 @@ def _matching(
     if any(record.load.get(key) != load.get(key) for key in _SAME_LOAD):
         return
     for arm in record.arms:
-        if settings_of(arm) != dict(settings) or differing_flags(arm.argv, argv):
+        if settings_of(arm) != dict(settings) or _differing_flags(record, arm, argv):
             continue
         keys = gather_evidence((arm,), [b for b in record.boots if b.arm == arm.name])
         if not keys.is_lost:
             yield from (boot for boot in record.boots if boot.arm == arm.name)
 
 
-def differing_flags(stored: Sequence[str], running: Sequence[str]) -> tuple[str, ...]:
+def _differing_flags(record: VerifyRecord, arm: Arm, running: Sequence[str]) -> tuple[str, ...]:
     """Name flags in which two launches differ, leaving out those that change no time."""
     try:
-        ours, theirs = parse_launch(stored).flags, parse_launch(running).flags
+        ours, theirs = _flags_of(record, arm), resolved_flags(parse_launch(running))
     except NccltuneError:
         return ("a command that cannot be read",)
-    names = sorted({*ours, *theirs} - FREE_FLAGS)
+    names = sorted({*ours, *theirs} - FREE_FLAGS - {_FILE_FLAG})
     return tuple(f"--{n.replace('_', '-')}" for n in names if ours.get(n) != theirs.get(n))
+
+
+def _flags_of(record: VerifyRecord, arm: Arm) -> Flags:
+    """Return the flags that an arm was started with: its ``--config`` file may be edited since.
+
+    Older records do not hold them.
+    """
+    kept = record.flags.get(arm.name)
+    return resolved_flags(parse_launch(arm.argv)) if kept is None else kept
 
 
 def _host(record: VerifyRecord, here: Fingerprint | None) -> tuple[str, tuple[str, ...]]:
@@ -146,7 +162,7 @@ def _arm_miss(
     for key in _SAME_LOAD:
         if record.load.get(key) != load.get(key):
             return f"measured with {key} {record.load.get(key)}, and this is {load.get(key)}"
-    flags = [differing_flags(arm.argv, argv) for arm in record.arms]
+    flags = [_differing_flags(record, arm, argv) for arm in record.arms]
     fewest = min(flags, key=len, default=())
     if fewest:
         return f"the launch differs in {', '.join(fewest)}"
