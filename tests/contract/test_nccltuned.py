@@ -263,9 +263,9 @@ def test_service_does_not_roll_back_where_the_command_dies_without_the_profile_t
     tmp_path: Path,
 ) -> None:
     port = free_port()
-    # Nothing tells of a start by hand, and a stand-in dies within half a second.
+    # Nothing tells of a start by hand: it must live until it is seen, on a busy machine too.
     with running_daemon(tmp_path, interval_s=0.1) as daemon:
-        bare = fail(tmp_path, daemon, serve_command(port=port), fail="nccl_init")
+        bare = fail(tmp_path, daemon, serve_command(port=port), fail="nccl_init", stage_s="1")
         under = fail(tmp_path, daemon, run_command(port=port), times=3, fail="nccl_init")
 
         assert bare + under == ["nccl"] * 4
