@@ -77,7 +77,7 @@ def test_service_publishes_tells_systemd_and_ends_cleanly(tmp_path: Path) -> Non
         assert daemon.data()["active"]["name"] == "mine"
         wait_for(lambda: daemon.manager.heard("WATCHDOG=1"), "a sign of life")
         assert daemon.manager.heard("STATUS=mine")
-        assert "nccltune_profile_active 1" in daemon.metrics()
+        wait_for(lambda: "nccltune_profile_active 1" in daemon.metrics(), "it is said")
 
         assert daemon.stop() == 0
         assert daemon.manager.heard("STOPPING=1")
@@ -108,8 +108,11 @@ def test_service_says_when_the_profile_comes_to_harm_and_when_it_is_back(
         harm(path)  # type: ignore[operator]
         wait_for(lambda: daemon.data()["active"]["is_degraded"], "the harm is published")
         assert daemon.env() == {}
-        assert "cannot be used, and servers start without one: profile=mine" in daemon.log()
-        assert "nccltune_profile_degraded 1" in daemon.metrics()
+        wait_for(
+            lambda: "cannot be used, and servers start without one: profile=mine" in daemon.log(),
+            "it is said",
+        )
+        wait_for(lambda: "nccltune_profile_degraded 1" in daemon.metrics(), "it is said")
         path.write_text(text, encoding="utf-8")
         wait_for(lambda: not daemon.data()["active"]["is_degraded"], "it is well again")
 
@@ -138,7 +141,7 @@ def test_service_sees_a_tuned_server_from_start_to_end(tmp_path: Path) -> None:
             assert [rank["rank"] for rank in server["ranks"]] == ["TP0", "TP1"]
             wait_for(lambda: f"start succeeded: pid={process.pid}" in daemon.log(), "it is ready")
             label = f'nccltune_rank_variables{{pid="{process.pid}",state="in_effect"}} 4'
-            assert label in daemon.metrics()
+            wait_for(lambda: label in daemon.metrics(), "it is said")
         wait_for(lambda: not daemon.server(process.pid), "its end is published")
 
 
@@ -158,9 +161,9 @@ def test_service_reports_drift_with_pid_rank_key_expected_and_actual(tmp_path: P
             f"lost: pid={second['pid']} rank=TP1 key=NCCL_ALGO expected=allreduce:ring "
             "actual=(not set)"
         )
-        assert line in daemon.log()
+        wait_for(lambda: line in daemon.log(), "it is said")
         label = f'nccltune_rank_variables{{pid="{process.pid}",state="lost"}} 1'
-        assert label in daemon.metrics()
+        wait_for(lambda: label in daemon.metrics(), "it is said")
 
 
 def test_service_never_touches_a_running_server(tmp_path: Path) -> None:
@@ -187,9 +190,12 @@ def test_service_rolls_back_once_after_three_deaths_in_nccl(tmp_path: Path) -> N
         fail(tmp_path, daemon, command, fail="nccl_init")
         wait_for(lambda: read_active().name == "older", "the profile is rolled back")
         assert (read_active().how, read_active().action) == ("daemon", "rollback")
-        assert "ROLLED BACK after 3 failed starts: profile=mine now=older" in daemon.log()
+        wait_for(
+            lambda: "ROLLED BACK after 3 failed starts: profile=mine now=older" in daemon.log(),
+            "it is said",
+        )
         wait_for(lambda: daemon.data()["active"]["name"] == "older", "it is published")
-        assert "nccltune_rollbacks 1" in daemon.metrics()
+        wait_for(lambda: "nccltune_rollbacks 1" in daemon.metrics(), "it is said")
         activate("mine", reason="manual")
         wait_for(lambda: daemon.data()["active"]["name"] == "mine", "it is active again")
     with running_daemon(tmp_path) as daemon:
@@ -205,7 +211,7 @@ def test_service_reads_the_log_of_a_server_behind_launch(tmp_path: Path) -> None
             with started(tmp_path, command, {"fail": "nccl_init"}) as process:
                 process.wait(30)
         wait_for(lambda: daemon.log().count("ending=nccl profile=mine") >= 1, "it is told")
-        assert "NCCL error" in daemon.log()
+        wait_for(lambda: "NCCL error" in daemon.log(), "it is said")
 
 
 def test_service_rolls_back_for_starts_that_hang_in_nccl_behind_launch(tmp_path: Path) -> None:
@@ -312,7 +318,7 @@ def test_service_that_was_killed_takes_over_where_it_was(tmp_path: Path) -> None
     with running_daemon(tmp_path) as daemon:
         daemon.stop(signal.SIGKILL)
     with running_daemon(tmp_path) as daemon:
-        assert "nccltune_profile_active 1" in daemon.metrics()
+        wait_for(lambda: "nccltune_profile_active 1" in daemon.metrics(), "it is said")
         assert "there are no metrics" not in daemon.log()
 
 
@@ -335,8 +341,8 @@ def test_service_takes_the_socket_that_systemd_opened(tmp_path: Path) -> None:
 def test_service_works_without_a_place_to_publish_and_without_metrics(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("in the way", encoding="utf-8")
     with running_daemon(tmp_path) as daemon:
-        assert "nothing can be published" in daemon.log()
-        assert "there are no metrics" in daemon.log()
+        wait_for(lambda: "nothing can be published" in daemon.log(), "it is said")
+        wait_for(lambda: "there are no metrics" in daemon.log(), "it is said")
         fail(tmp_path, daemon, run_command(port=free_port()), times=3, fail="nccl_init")
         wait_for(lambda: read_active().name == "older", "it rolls back all the same")
 
@@ -358,13 +364,13 @@ def test_service_says_when_the_folder_that_it_was_given_is_not_there(tmp_path: P
         assert active["is_degraded"]
         assert "names is not there" in active["problem"]
         assert f"ERROR: launches start without a profile: {home}: the state folder" in daemon.log()
-        assert "nccltune_profile_degraded 1" in daemon.metrics()
+        wait_for(lambda: "nccltune_profile_degraded 1" in daemon.metrics(), "it is said")
         home.mkdir()
         wait_for(lambda: not daemon.data()["active"]["is_degraded"], "the folder is seen")
         home.joinpath("nccltuned.lock").unlink(missing_ok=True)
         home.rename(tmp_path / "unmounted")
         wait_for(lambda: daemon.data()["active"]["is_degraded"], "the folder is missed")
-        assert "nccltune_profile_degraded 1" in daemon.metrics()
+        wait_for(lambda: "nccltune_profile_degraded 1" in daemon.metrics(), "it is said")
 
 
 def test_service_loads_nothing_heavy() -> None:
