@@ -9,7 +9,14 @@ from nccltune.doctor.containers import find_gpu_containers, has_device_links
 from nccltune.doctor.pci import has_acs_redirect, read_pci_path
 from tests.support import fake_nvml
 from tests.support.doctor_hosts import DoctorHost, assert_status, doctor_host, launch_words
-from tests.support.fake_nvml import GIB, FakeNvml, fake_gpu, nvswitch_host, pcie_host
+from tests.support.fake_nvml import (
+    GIB,
+    LIBRARY_NOT_FOUND,
+    FakeNvml,
+    fake_gpu,
+    nvswitch_host,
+    pcie_host,
+)
 
 DEPENDENT = ("gpu_links", "peer_access", "gpu_users", "shm", "iommu_acs")
 REDIRECT, TRANSLATED = 0b101, 0b1000000
@@ -40,7 +47,7 @@ def test_nvml_of_a_healthy_host_is_fine(host: DoctorHost) -> None:
 @pytest.mark.parametrize(
     ("code", "message", "fix"),
     [
-        (fake_nvml.LIBRARY_NOT_FOUND, "no NVIDIA driver", "--gpus all"),
+        (LIBRARY_NOT_FOUND, "no NVIDIA driver", "--gpus all"),
         (fake_nvml.DRIVER_NOT_LOADED, "no NVIDIA driver", "modprobe nvidia"),
         (fake_nvml.LIB_RM_VERSION_MISMATCH, "upgraded while the old one", "reboot or reload"),
         (fake_nvml.UNKNOWN, "lost its GPU devices", "restart the container"),
