@@ -15,18 +15,12 @@ from nccltune.cli.interrupts import handling
 from nccltune.cli.launch_report import Report
 from nccltune.cli.launch_tuning import Tuned, record_launch, tune
 from nccltune.cli.launch_view import LiveView, PlainView, make_view, ready_line
-from nccltune.cli.options import FiniteRange
+from nccltune.cli.start_limits import start_limit_options
 from nccltune.errors import ExitCode, NccltuneError
 from nccltune.sdnotify import OWN_VARIABLES, Notifier
 from nccltune.sglang.command import parse_launch
 from nccltune.sglang.endpoints import Endpoint, endpoint_of
-from nccltune.supervise import (
-    DEFAULT_READY_TIMEOUT_S,
-    DEFAULT_STALL_TIMEOUT_S,
-    Ending,
-    Limits,
-    Supervision,
-)
+from nccltune.supervise import Ending, Limits, Supervision
 from nccltune.supervise.service import ServiceReport
 from nccltune.supervise.warden import Warden
 
@@ -70,22 +64,7 @@ class LaunchCommand(click.Command):
     cls=LaunchCommand,
     context_settings={"allow_interspersed_args": False},
 )
-@click.option(
-    "--ready-timeout-s",
-    type=FiniteRange(min=0, min_open=True),
-    default=DEFAULT_READY_TIMEOUT_S,
-    show_default=True,
-    metavar="S",
-    help="End a server that is not ready after so many seconds, whatever it does.",
-)
-@click.option(
-    "--stall-timeout-s",
-    type=FiniteRange(min=0, min_open=True),
-    default=DEFAULT_STALL_TIMEOUT_S,
-    show_default=True,
-    metavar="S",
-    help="End a server that makes no progress for so many seconds while it starts.",
-)
+@start_limit_options
 @click.option("--policy", type=click.Choice(_POLICIES), help="Which SGLang launches get a profile.")
 @click.option("--any-host", is_flag=True, help="Use the profile on a host it was not made for.")
 @click.option("--require-profile", is_flag=True, help="Do not start without a profile.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from nccltune.verify.boot_data import seen_to_json
 from nccltune.verify.judging.cost_model import CostModel, Refusal
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from nccltune.verify.judging.judgement import Comparison, GuardReport, Judgement
     from nccltune.verify.judging.numbers import ArmSummary
     from nccltune.verify.judging.prediction import Prediction
-    from nccltune.verify.model import Arm, Boot, Seen
+    from nccltune.verify.model import Arm, Boot
     from nccltune.verify.record import VerifyRecord
 
 
@@ -136,6 +137,8 @@ def _runs(boot: Boot) -> Iterator[dict[str, object]]:
 
 
 def _boot(boot: Boot) -> dict[str, object]:
+    seen = seen_to_json(boot.seen)
+    del seen["server_info"]  # for the record alone: it is long, and a command and flags say more
     return {
         "arm": boot.arm,
         "position": boot.position,
@@ -145,20 +148,7 @@ def _boot(boot: Boot) -> dict[str, object]:
         "ms_per_token": boot.ms_per_token,
         "ttft_short_ms": list(boot.ttft_short_ms),
         "ttft_long_ms": list(boot.ttft_long_ms),
-        **_seen(boot.seen),
-    }
-
-
-def _seen(seen: Seen) -> dict[str, object]:
-    return {
-        "ranks": {
-            name: {key: str(state) for key, state in keys.items()}
-            for name, keys in seen.ranks.items()
-        },
-        "is_nccl_on_path": seen.is_nccl_on_path,
-        "path_reason": seen.path_reason,
-        "is_simulated_acceptance": seen.is_simulated_acceptance,
-        "version": seen.version,
+        **seen,
     }
 
 

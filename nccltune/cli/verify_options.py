@@ -10,12 +10,13 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from nccltune.cli.options import Decorated, FiniteRange, add_options
+from nccltune.cli.options import Decorated, add_options
+from nccltune.cli.start_limits import start_limit_options
 from nccltune.errors import FileError, UsageProblem
 from nccltune.profile import Profile
 from nccltune.sglang.endpoints import KEY_VARIABLE
 from nccltune.store import find_profile, read_active
-from nccltune.supervise import DEFAULT_READY_TIMEOUT_S, DEFAULT_STALL_TIMEOUT_S, Limits
+from nccltune.supervise import Limits
 from nccltune.verify.arms import ACTIVE, DEFAULT
 from nccltune.verify.load.rounds import LoadPlan
 from nccltune.verify.spec import DEFAULT_BOOTS
@@ -130,22 +131,7 @@ def verify_options(command: Decorated) -> Decorated:
         click.option(
             "--any-host", is_flag=True, help="Use profiles on a host they were not made for."
         ),
-        click.option(
-            "--ready-timeout-s",
-            type=FiniteRange(min=0, min_open=True),
-            default=DEFAULT_READY_TIMEOUT_S,
-            show_default=True,
-            metavar="S",
-            help="End a server that is not ready after so many seconds.",
-        ),
-        click.option(
-            "--stall-timeout-s",
-            type=FiniteRange(min=0, min_open=True),
-            default=DEFAULT_STALL_TIMEOUT_S,
-            show_default=True,
-            metavar="S",
-            help="End a server that makes no progress for so many seconds while it starts.",
-        ),
+        start_limit_options,
     )
     return add_options(options, command)
 

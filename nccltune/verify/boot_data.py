@@ -27,7 +27,7 @@ def boot_to_json(boot: Boot) -> dict[str, Any]:
         "start_s": boot.start_s,
         "ttft_short_ms": list(boot.ttft_short_ms),
         "ttft_long_ms": list(boot.ttft_long_ms),
-        "seen": _seen_to_json(boot.seen),
+        "seen": seen_to_json(boot.seen),
         "runs": [
             {"duration_s": run.duration_s, "streams": [_stream_to_json(s) for s in run.streams]}
             for run in boot.runs
@@ -128,7 +128,8 @@ def _stream_from_json(data: Mapping[str, Any]) -> Stream:
     )
 
 
-def _seen_to_json(seen: Seen) -> dict[str, Any]:
+def seen_to_json(seen: Seen) -> dict[str, Any]:
+    """Return what was seen of a server as JSON can hold it."""
     return {
         "ranks": {
             rank: {key: str(state) for key, state in keys.items()}
