@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from nccltune.errors import UsageProblem
-from nccltune.host.server_python import installed, package_dirs
+from nccltune.host.server_python import installed, output_of, package_dirs
 from nccltune.seen_files import OWN, SeenFiles, is_dir, is_file
 
 if TYPE_CHECKING:
@@ -204,21 +204,10 @@ def _written_version(path: Path, files: SeenFiles) -> str | None:
 
 def _loaded_version(library: str, environ: Mapping[str, str]) -> str | None:
     """Load a library in a process of its own and ask it: it may be broken, and it stays loaded."""
-    # Loaded here, for it is hardly ever needed and a launch waits for it.
-    import subprocess
-
+    command = [sys.executable, "-I", "-S", "-c", _LOAD, library]
     try:
-        answer = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _LOAD, library],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_LOAD_TIMEOUT_S,
-            check=True,
-        )
-        number = int(answer.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
+        number = int(output_of(command, environ, _LOAD_TIMEOUT_S) or "")
+    except ValueError:
         return None
     if number < 10000:  # up to 2.8
         return f"{number // 1000}.{number // 100 % 10}.{number % 100}"

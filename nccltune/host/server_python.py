@@ -169,19 +169,24 @@ def _has_server(folder: Path, files: SeenFiles) -> bool:
 
 def _ask(python: str, environ: Mapping[str, str]) -> list[Path]:
     """Start the interpreter after all: a shim, a wheel house, a path hook."""
+    answer = output_of([python, "-c", _ASK], environ, _ASK_TIMEOUT_S)
+    return [Path(line) for line in (answer or "").splitlines() if line.startswith("/")]
+
+
+def output_of(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> str | None:
+    """Run a program and return what it prints; None where it fails or takes too long."""
     # Loaded here, for it is hardly ever needed and a launch waits for it.
     import subprocess
 
     try:
-        answer = subprocess.run(
-            [python, "-c", _ASK],
+        return subprocess.run(
+            command,
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_ASK_TIMEOUT_S,
+            timeout=timeout_s,
             check=True,
-        )
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return []
-    return [Path(line) for line in answer.stdout.splitlines() if line.startswith("/")]
+        ).stdout
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
