@@ -8,8 +8,9 @@ environment is set by the caller; what it needs of its command line stands after
 
 Stages; each writes its raw data under --out and prints a short table:
 
-routes   run, launch and the hook, each at tensor parallel 1 and with two ranks that share one GPU:
-         is the profile in every rank, by ``nccltune status`` and by NCCL's own log
+routes   run, launch and the hook, each at tensor parallel 1 and with two ranks that share one GPU
+         (--lane tp2: with a GPU each): is the profile in every rank, by ``nccltune status`` and by
+         NCCL's own log
 steps    tensor parallel 1: 2 against 5 draft steps
 again    tensor parallel 1: the defaults against themselves
 profile  tensor parallel 1: the defaults against a profile, which can change nothing there
@@ -38,11 +39,10 @@ from pathlib import Path
 
 from sglang_servers import (
     Run,
+    descendants,
     generate,
-    is_of,
-    memory_used,
+    left_of,
     nodes_of,
-    pids_of,
     started,
     through,
     wait_up,
@@ -64,7 +64,7 @@ SETTINGS = {
 LOPSIDED = {"NCCL_CGA_CLUSTER_SIZE": "2"}
 """Ranks may disagree on it; with another algorithm or protocol in one of them they hang."""
 ROUTES = ("run", "launch", "hook")
-LANES = ("tp1", "shared")
+LANES = ("tp1", "shared", "tp2")
 
 
 def routes(run: Run) -> None:
@@ -74,7 +74,7 @@ def routes(run: Run) -> None:
     run.call("install", "install", "--no-units", "--python", run.python)
     try:
         with ThreadPoolExecutor(len(LANES)) as pool:
-            lanes = [pool.submit(routes_of, run, lane) for lane in run.options.lane or LANES]
+            lanes = [pool.submit(routes_of, run, lane) for lane in run.options.lane or LANES[:2]]
             for lane in lanes:
                 lane.result()
     finally:
@@ -221,22 +221,30 @@ def killed(run: Run) -> None:
         )
         wait_up(Endpoint(port=port))
         time.sleep(3.0)
-        title = {"server": "sglang.launch_server", "rank": "sglang::scheduler"}
-        pids = [process.pid] if victim == "verify" else pids_of(title[victim], process.pid)
-        os.kill(pids[0], signal.SIGKILL)
+        tree = descendants(process.pid)
+        before = left_of(tree)
+        os.kill(victim_of(victim, process.pid, tree), signal.SIGKILL)
         began = time.monotonic()
         code = process.wait(120.0)
         ended_s = time.monotonic() - began
         time.sleep(10.0 if victim == "verify" else 2.0)
-        left = [pid for pid in pids_of("sglang", 0) if is_of(pid, run)]
         answer.close()
         text = (run.out / f"killed-{victim}.json").read_text()
         errors = [each["message"] for each in json.loads(text)["errors"]] if text else []
         print(
-            f"killed {victim}: verify ended with {code} after {ended_s:.1f} s; left: {left},"
-            f" GPU memory used: {memory_used()}; {errors}",
+            f"killed {victim}: verify ended with {code} after {ended_s:.1f} s; {errors}\n"
+            f"  before: {before}\n  after: {left_of(tree)}",
             flush=True,
         )
+
+
+def victim_of(name: str, verify_pid: int, tree: Mapping[int, str]) -> int:
+    """Return which process to kill: verify, or the first of its tree with the title."""
+    if name == "verify":
+        return verify_pid
+    title = {"server": "sglang.launch_server", "rank": "sglang::scheduler"}[name]
+    # Processes of nccltune name the server's command in their own.
+    return min(pid for pid, each in tree.items() if title in each and "nccltune" not in each)
 
 
 def keep_profile(

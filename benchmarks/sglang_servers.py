@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,8 +128,8 @@ def nodes_of(run: Run, lane: str, port: int) -> list[tuple[list[str], dict[str, 
 
     Two ranks that share a GPU are two "nodes" on loopback, for NCCL refuses a GPU twice within one.
     """
-    if lane == "tp1":
-        return [(run.sglang(port, tp=1), dict(LOGGED))]
+    if lane != "shared":
+        return [(run.sglang(port, tp=1 if lane == "tp1" else 2), dict(LOGGED))]
     nodes = []
     for rank in (0, 1):
         command = [
@@ -149,38 +149,46 @@ def through(run: Run, route: str, command: list[str], report: Path) -> list[str]
     return run.nccltune(route, "--any-host", "--report-file", str(report), "--", *command)
 
 
-def memory_used() -> str:
-    """Return what the driver's own tool says of every GPU."""
+def on_gpus(*query: str) -> list[str]:
+    """Return what the driver's own tool answers to a query, line by line."""
     if shutil.which("nvidia-smi") is None:
-        return "not known"
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return ", ".join(done.stdout.split("\n")[:-1])
+        return ["not known"]
+    command = ["nvidia-smi", *query, "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
 
 
-def pids_of(word: str, ancestor: int) -> list[int]:
-    """Return processes whose command holds a word and that descend from another (0: any)."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            command = (
-                (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            )
-            is_own = "nccltune" in command or "on_sglang" in command
-            if word in command and not is_own and (not ancestor or descends(folder, ancestor)):
-                found.append(int(folder.name))
-    return sorted(found)
+def left_of(pids: Collection[int]) -> str:
+    """Say which of these processes are there, and which of them hold GPU memory."""
+    alive = sorted(pid for pid in pids if is_alive(pid))
+    names = {str(pid) for pid in pids}
+    apps = on_gpus("--query-compute-apps=pid,used_memory")
+    holding = [app for app in apps if app.partition(",")[0] in names]
+    used = ", ".join(on_gpus("--query-gpu=memory.used"))
+    return f"processes {alive}, with GPU memory {holding}; in use on each GPU, by all: {used}"
 
 
-def is_of(pid: int, run: Run) -> bool:
-    """Tell whether a process has this experiment's state folder: others may run beside it."""
-    home = f"NCCLTUNE_HOME={run.environ['NCCLTUNE_HOME']}".encode()
+def is_alive(pid: int) -> bool:
+    """Tell whether a process is there and no zombie."""
     try:
-        content = Path(f"/proc/{pid}/environ").read_bytes()
+        stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-    # A title that was wiped over the environment cannot be told from one of ours.
-    return home in content.split(b"\0") or not content.strip(b"\0")
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def descendants(ancestor: int) -> dict[int, str]:
+    """Return pid and command of every process that descends from another."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if descends(folder, ancestor):
+                found[int(folder.name)] = command_of(folder)
+    return found
+
+
+def command_of(folder: Path) -> str:
+    """Return a process's command line, as its folder in procfs shows it."""
+    return (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
 def descends(folder: Path, ancestor: int) -> bool:

@@ -23,6 +23,7 @@ from nccltune.verify.judging.numbers import summarize_arms
 from nccltune.verify.judging.stored import find_baseline
 from nccltune.verify.judging.verdict import judge
 from nccltune.verify.noise import keep_boot_noise, known_boot_noise
+from nccltune.verify.plan import DECIDING_BOOTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -192,7 +193,8 @@ def _next(verified: Verified, invocation: Invocation, *, is_any_host: bool) -> s
         if arm.profile is not None and arm.profile.name == active and not record.url:
             return "nccltune profile off"
     if judgement.verdict is Verdict.INCONCLUSIVE and not record.url:
-        return invocation.format_again(boots=2 * record.boot_total // len(record.arms))
+        planned = record.boot_total // len(record.arms)
+        return invocation.format_again(boots=max(2 * planned, DECIDING_BOOTS))
     return ""
 
 

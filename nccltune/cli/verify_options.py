@@ -75,11 +75,11 @@ def verify_options(command: Decorated) -> Decorated:
         ),
         click.option(
             "--boots",
-            type=click.IntRange(min=2),
+            type=click.IntRange(min=1),
             default=DEFAULT_BOOTS,
             show_default=True,
             metavar="N",
-            help="Starts of each arm, at most.",
+            help="Starts of each arm, at most; fewer than 4 decide nothing.",
         ),
         click.option(
             "--url",

@@ -115,7 +115,8 @@ def facts(verified: Verified) -> Iterator[tuple[str, str]]:
     yield "load", f"{rounds} of {load.get('tokens')} tokens, {streams} {plural}"
     made = len(record.boots)
     if not record.url:
-        yield "boots", f"{made} of {record.boot_total}, in mirrored order"
+        order = "in mirrored order" if record.boot_total > len(record.arms) else "one of each arm"
+        yield "boots", f"{made} of {record.boot_total}, {order}"
     for name in verified.marked:
         yield "verified", f"profile {name} is marked as verified on this host"
     if verified.baseline_ids:

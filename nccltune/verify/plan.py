@@ -1,7 +1,8 @@
 """In which order arms are started, and which boots are compared with which. Pure.
 
 Each round starts every arm twice, the second time in the mirrored order: A B C C B A. A host that
-gets slower or faster at a steady pace does the same to both arms of every pair, A B B A.
+gets slower or faster at a steady pace does the same to both arms of every pair, A B B A. A single
+boot of each arm is a look that decides nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from nccltune.block_rule import MIN_BLOCK_COUNT
 from nccltune.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 BOOTS_A_ROUND = 2
 """Of each arm."""
+DECIDING_BOOTS = MIN_BLOCK_COUNT * BOOTS_A_ROUND
+"""Of each arm; fewer decide nothing."""
 
 _BLOCK_BOOTS = 4
 
@@ -25,22 +29,25 @@ Block = tuple["Boot", "Boot", "Boot", "Boot"]
 def boot_order(arm_count: int, boots: int) -> tuple[int, ...]:
     """Return which arm each boot starts, by the arm's position.
 
-    >>> boot_order(3, 2)
-    (0, 1, 2, 2, 1, 0)
+    >>> boot_order(3, 2), boot_order(3, 1)
+    ((0, 1, 2, 2, 1, 0), (0, 1, 2))
 
     Args:
         arm_count: the first is the baseline.
         boots: of each arm.
 
     Raises:
-        UsageProblem: boots that make no whole rounds.
+        UsageProblem: neither one boot nor whole rounds.
     """
+    once = tuple(range(arm_count))
+    if boots == 1:
+        return once
     if boots < BOOTS_A_ROUND or boots % BOOTS_A_ROUND:
         raise UsageProblem(
-            f"--boots {boots}: each arm is started in pairs (A B B A), so give an even number",
+            f"--boots {boots}: each arm is started in pairs (A B B A), so give an even number, "
+            "or 1 for a look that decides nothing",
             code="bad_boots",
         )
-    once = tuple(range(arm_count))
     return (*once, *reversed(once)) * (boots // BOOTS_A_ROUND)
 
 

@@ -723,7 +723,7 @@ def refused(capsys: Capture, *words: str) -> tuple[int, str, str]:
         (("--num-steps", "2,x"), 2, "bad_value"),
         (("--num-steps", "0"), 2, "bad_value"),
         (("--boots", "3", "--num-steps", "2,5"), 2, "bad_boots"),
-        (("--boots", "1"), 2, "usage"),
+        (("--boots", "0"), 2, "usage"),
         (("--tokens", "1"), 2, "usage"),
         (("--runs", "0"), 2, "usage"),
         (("--ready-timeout-s", "nan"), 2, "usage"),

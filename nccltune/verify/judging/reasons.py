@@ -10,7 +10,7 @@ from nccltune.block_rule import MIN_BLOCK_COUNT, GuardAnswer
 from nccltune.verify.judging.comparison import GUARD_PROMPTS, is_simulated, steps_of
 from nccltune.verify.judging.cost_model import CostModel, Refusal, is_rival, steps_in_words
 from nccltune.verify.judging.judgement import Cause, Comparison, Reason, Verdict
-from nccltune.verify.plan import BOOTS_A_ROUND
+from nccltune.verify.plan import DECIDING_BOOTS
 
 if TYPE_CHECKING:
     from nccltune.verify.judging.evidence import Evidence
@@ -69,8 +69,8 @@ def _few_boots(planned: int) -> Reason:
         f"fewer than {MIN_BLOCK_COUNT} blocks of 4 boots say nothing of their own spread, and "
         "never decide"
     )
-    if planned < MIN_BLOCK_COUNT * BOOTS_A_ROUND:
-        text += f": give --boots {MIN_BLOCK_COUNT * BOOTS_A_ROUND} or more"
+    if planned < DECIDING_BOOTS:
+        text += f": give --boots {DECIDING_BOOTS} or more"
     return Reason(Cause.FEW_BOOTS, text)
 
 
