@@ -84,7 +84,7 @@ def routes(run: Run) -> None:
 
 def try_route(run: Run, lane: str, route: str) -> None:
     """Try one route in one lane; a failure is told, and leaves the others alone."""
-    port = 30200 + 10 * ROUTES.index(route) + 100 * LANES.index(lane)
+    port = run.port(10 * ROUTES.index(route) + 100 * LANES.index(lane))
     try:
         one_route(run, lane, route, port)
     except (OSError, ValueError, KeyError) as error:
@@ -166,12 +166,14 @@ def boots_of(run: Run) -> list[str]:
 
 def steps(run: Run) -> None:
     """Compare two numbers of draft steps."""
-    verify(run, "steps", "--num-steps", "2,5", *boots_of(run), "--", *run.sglang(30400, tp=1))
+    verify(
+        run, "steps", "--num-steps", "2,5", *boots_of(run), "--", *run.sglang(run.port(200), tp=1)
+    )
 
 
 def again(run: Run) -> None:
     """Compare the defaults with themselves."""
-    command = run.sglang(30410, tp=1)
+    command = run.sglang(run.port(210), tp=1)
     verify(run, "again", "--arms", "default,again", *boots_of(run), "--", *command)
 
 
@@ -179,19 +181,19 @@ def profile(run: Run) -> None:
     """Compare with a profile where no all-reduce is made."""
     keep_profile(run)
     arms = ["--arms", f"default,{PROFILE}", "--any-host"]
-    verify(run, "profile", *arms, *boots_of(run), "--", *run.sglang(30420, tp=1))
+    verify(run, "profile", *arms, *boots_of(run), "--", *run.sglang(run.port(220), tp=1))
 
 
 def table(run: Run) -> None:
     """Lay out the table of the story."""
     arms = ["--arms", "no-speculation", "--num-steps", "5,2"]
-    verify(run, "table", *arms, *boots_of(run), "--", *run.sglang(30430, tp=1))
+    verify(run, "table", *arms, *boots_of(run), "--", *run.sglang(run.port(230), tp=1))
 
 
 def url(run: Run) -> None:
     """Measure running servers: once as it should be, once with a rank that was left out."""
     for name, tuned, settings in (("url-both", (0, 1), SETTINGS), ("url-one", (0,), LOPSIDED)):
-        port = 30440 + 10 * len(tuned)
+        port = run.port(240 + 10 * len(tuned))
         keep_profile(run, settings=settings)
         run.call("activate", "profile", "activate", PROFILE, "--any-host")
         with ExitStack() as stack:
@@ -209,7 +211,7 @@ def url(run: Run) -> None:
 def killed(run: Run) -> None:
     """Kill what can be killed in the middle of a verify, and look for what is left."""
     for number, victim in enumerate(("server", "rank", "verify")):
-        port = 30470 + number
+        port = run.port(270 + number)
         words = ["verify", "--num-steps", "2,5", "--boots", "2", "--json", "--"]
         log = (run.out / f"killed-{victim}.log").open("w")
         answer = (run.out / f"killed-{victim}.json").open("w")
@@ -275,17 +277,18 @@ def tuned(run: Run) -> None:
     name = "tuned-shm" if run.options.shm else "tuned-nvlink"
     found = found_name(run)
     arms = run.options.arms or f"default,{found}"
-    command = run.sglang(30500, tp=2)
+    command = run.sglang(run.port(300), tp=2)
     words = ["--arms", arms.replace("FOUND", found), "--any-host", *boots_of(run)]
     verify(run, name, *words, "--", *command, environ=transport_of(run))
 
 
 def story(run: Run) -> None:
     """Lay out the story's table: speculation off, 5 and 2 steps, untuned and tuned."""
-    for settings in ("default", found_name(run)):
+    for word in (run.options.arms or "default,FOUND").split(","):
+        settings = found_name(run) if word == "FOUND" else word
         arms = ["--arms", f"no-speculation,{settings}", "--num-steps", "5,2", "--any-host"]
-        name = f"story-{'default' if settings == 'default' else 'tuned'}"
-        command = run.sglang(30510, tp=2)
+        name = f"story-{'tuned' if word == 'FOUND' else word}"
+        command = run.sglang(run.port(310), tp=2)
         verify(run, name, *arms, *boots_of(run), "--", *command, environ=transport_of(run))
 
 
@@ -318,7 +321,8 @@ def main() -> int:
     parser.add_argument("--boots", type=int, default=4, help="an arm")
     parser.add_argument("--resume", action="store_true", help="go on with verifies under --out")
     parser.add_argument("--found", type=Path, help="the profile that a search saved")
-    parser.add_argument("--arms", help="of the stage tuned; FOUND stands for that profile")
+    parser.add_argument("--arms", help="of tuned and story; FOUND stands for that profile")
+    parser.add_argument("--first-port", type=int, default=30200, help="of 700 that are used")
     parser.add_argument("--shm", action="store_true", help="NCCL_P2P_DISABLE=1: host memory")
     options = parser.parse_args(words)
     options.out.mkdir(parents=True, exist_ok=True)

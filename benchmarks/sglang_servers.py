@@ -42,6 +42,11 @@ class Run:
         """The operator's environment of every command."""
         return {**os.environ, "NCCLTUNE_HOME": str(self.out / "home")}
 
+    def port(self, offset: int) -> int:
+        """Return a port of this experiment: others may run beside it."""
+        first: int = self.options.first_port
+        return first + offset
+
     def nccltune(self, *words: str) -> list[str]:
         """Return a command of nccltune, by the interpreter that runs this."""
         return [sys.executable, "-m", "nccltune", *words]
