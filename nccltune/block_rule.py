@@ -111,10 +111,14 @@ def estimate_blocks(blocks: Sequence[Block], *, level: float, floor: float = 0.0
     between = _squares(differences)
     within = _squares([0.5 * (b.baseline_last - b.baseline_first) for b in blocks])
     within += _squares([0.5 * (b.candidate_last - b.candidate_first) for b in blocks])
-    df = 3 * (count - 1)
+    df = _degrees_of_freedom(count)
     scale = max(math.sqrt(max(between, within) / (count - 1)), floor)
     half = student_t_quantile(1.0 - 0.5 * level, df) * scale / math.sqrt(count)
     return Estimate(mean, mean - half, mean + half, scale, df, level, count)
+
+
+def _degrees_of_freedom(block_count: int) -> int:
+    return 3 * (block_count - 1)
 
 
 def _squares(values: Sequence[float]) -> float:
@@ -221,6 +225,16 @@ class BlockRule:
         if not self.is_look(len(blocks), is_last=is_last):
             return GuardAnswer.MORE, estimate
         return decide_guard(estimate.ratio_low, estimate.ratio_high), estimate
+
+    def can_accept_guard(self, scale: float) -> bool:
+        """Whether a guard that does not move at all would be accepted, with every block planned.
+
+        Args:
+            scale: spread of the guard that was seen, as in ``Estimate.scale``.
+        """
+        count = self.max_block_count
+        factor = student_t_quantile(1.0 - 0.5 * self.total_level, _degrees_of_freedom(count))
+        return factor * scale / math.sqrt(count) < math.log(GUARD_ACCEPT_RATIO)
 
 
 def decide_guard(ratio_low: float, ratio_high: float) -> GuardAnswer:

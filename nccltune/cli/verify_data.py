@@ -177,6 +177,8 @@ def _guard(guard: GuardReport) -> dict[str, object]:
         "effect_pct": guard.effect_pct,
         "effect_ci_pct": _interval(guard.effect_ci_pct),
         "is_deciding": guard.is_deciding,
+        "spread_pct": guard.spread_pct,
+        "is_too_uneven": guard.is_too_uneven,
     }
 
 

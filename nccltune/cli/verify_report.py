@@ -173,12 +173,13 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> Iterator[list[str | Te
         ]
         for guard in each.guards:
             is_bad = guard.answer is GuardAnswer.REJECTED
+            word = "too uneven to tell" if guard.is_too_uneven else GUARD_WORDS[guard.answer]
             yield [
                 f"  {GUARD_NAMES.get(guard.name, guard.name)}",
                 format_gain(guard.effect_pct),
                 format_gain_interval(guard.effect_ci_pct),
                 "",
-                Text(GUARD_WORDS[guard.answer], style="red" if is_bad else ""),
+                Text(word, style="red" if is_bad else ""),
             ]
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -192,13 +193,26 @@ def test_judge_stopped_early_is_held_to_the_level_of_an_early_look() -> None:
     assert stopped.sentence.endswith("; 4 of 12 boots an arm were made")
 
 
-def test_is_decided_large_effect_ends_early_and_an_open_guard_does_not() -> None:
-    times = {"default": 20.0, "folk": 16.0}
-    boots = steady_boots(PAIR, times)
-    slow_start = [
-        replace(boot, ttft_short_ms=(TTFT_MS * factor,))
-        for boot, factor in zip(boots, (1.0, 1.2, 0.9, 1.1, 1.0, 0.8, 1.1, 0.9), strict=True)
+def first_tokens(
+    boots: Sequence[Boot], factors: Sequence[float], *, prompt: str = "short"
+) -> list[Boot]:
+    """Give each boot a time to first token of its own."""
+    field = f"ttft_{prompt}_ms"
+    return [
+        replace(boot, **{field: (TTFT_MS * factor,)})
+        for boot, factor in zip(boots, factors, strict=True)
     ]
+
+
+FASTER = {"default": 20.0, "folk": 16.0}
+A_LITTLE_SLOWER = (1.0, 1.045, 1.02, 1.01, 1.0, 1.02, 1.04, 0.99)
+UNEVEN = (0.72, 1.18, 1.17, 1.03, 1.12, 0.83, 1.03, 1.28)
+"""Of two H200, about: docs/results/two-h200-sglang/tuned-shm."""
+
+
+def test_is_decided_large_effect_ends_early_and_an_open_guard_does_not() -> None:
+    boots = steady_boots(PAIR, FASTER)
+    slow_start = first_tokens(boots, A_LITTLE_SLOWER)
 
     assert is_decided(boots, PAIR, noise=None, boots_planned=8)
     assert not is_decided(slow_start, PAIR, noise=None, boots_planned=8)
@@ -207,7 +221,48 @@ def test_is_decided_large_effect_ends_early_and_an_open_guard_does_not() -> None
     assert "whether time to first token of the short prompt gets longer is open" in (
         undecided.sentence
     )
-    assert Cause.GUARD_UNDECIDED in causes(undecided)
+    assert not undecided.comparisons[0].guards[0].is_too_uneven
+    assert text_of(undecided, Cause.GUARD_UNDECIDED).endswith("is not decided")
+
+
+def test_judge_short_prompt_too_uneven_to_tell_forbids_no_gain_and_is_told() -> None:
+    uneven = first_tokens(steady_boots(PAIR, FASTER), UNEVEN)
+
+    judgement = judge(uneven, PAIR, noise=None, boots_planned=4)
+
+    assert judgement.verdict is Verdict.GAIN
+    assert judgement.sentence.endswith(
+        "; time to first token of the short prompt varies too much to compare"
+    )
+    assert judgement.comparisons[0].guards[0].is_too_uneven
+    assert re.search(
+        r"boots of one arm lie about \d+ % apart in it, so that only a rise of more than \d+ % ",
+        text_of(judgement, Cause.GUARD_UNDECIDED),
+    )
+
+
+def test_judge_long_prompt_too_uneven_to_tell_forbids_a_gain() -> None:
+    uneven = first_tokens(steady_boots(PAIR, FASTER), UNEVEN, prompt="long")
+
+    judgement = judge(uneven, PAIR, noise=None, boots_planned=4)
+
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "whether time to first token of the long prompt gets longer is open" in (
+        judgement.sentence
+    )
+
+
+def test_judge_short_prompt_much_slower_is_a_regression_however_uneven() -> None:
+    factors = [
+        f * (3.5 if arm is FOLK else 1.0) for f, arm in zip(UNEVEN, in_order(PAIR, 4), strict=True)
+    ]
+
+    judgement = judge(
+        first_tokens(steady_boots(PAIR, FASTER), factors), PAIR, noise=None, boots_planned=4
+    )
+
+    assert judgement.verdict is Verdict.REGRESSION
+    assert Cause.GUARD_REJECTED in causes(judgement)
 
 
 def test_judge_decode_bought_with_prefill_is_a_regression() -> None:

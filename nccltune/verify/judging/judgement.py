@@ -80,6 +80,9 @@ class GuardReport:
         name: ``ttft_short`` or ``ttft_long``.
         is_deciding: it may turn a gain down. Only where NCCL settings are all that differs: a
             draft model has a prefill of its own.
+        spread_pct: how far boots of one arm lie apart; None below two blocks.
+        is_too_uneven: they lie so far apart that these boots could not accept it whatever the
+            settings do; a large loss is rejected all the same.
     """
 
     name: str
@@ -87,6 +90,8 @@ class GuardReport:
     effect_pct: float | None
     effect_ci_pct: tuple[float, float] | None
     is_deciding: bool
+    spread_pct: float | None = None
+    is_too_uneven: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,9 @@ def comparison_sentence(look: Look, answer: Verdict, proof: Evidence, planned: i
     count = look.estimate.block_count
     rejected = look.guards_that(GuardAnswer.REJECTED)
     if answer is Verdict.GAIN:
-        return f"{arm} saves {figures} of the {what} of {baseline}"
+        text = f"{arm} saves {figures} of the {what} of {baseline}"
+        untold = look.guards_that(GuardAnswer.MORE)
+        return text + (f"; {_in_words(untold)} varies too much to compare" if untold else "")
     if answer is Verdict.REGRESSION and look.answer is Answer.LOSS:
         return f"{arm} is slower than {baseline}: it takes {_more(look)} more {what}"
     if answer is Verdict.REGRESSION:
@@ -52,7 +54,7 @@ def comparison_sentence(look: Look, answer: Verdict, proof: Evidence, planned: i
         blocks = "no whole block" if not count else "one block"
         return f"undecided: {blocks} of 4 boots of {arm} against {baseline}"
     if look.answer is Answer.GAIN:
-        undecided = _in_words(look.guards_that(GuardAnswer.MORE))
+        undecided = _in_words(look.open_guards)
         return (
             f"undecided: {arm} saves {figures} of the {what} of {baseline}, and whether "
             f"{undecided} gets longer is open"
