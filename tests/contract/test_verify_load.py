@@ -23,7 +23,7 @@ import pytest
 from nccltune.errors import ServerError
 from nccltune.sglang.endpoints import Endpoint, endpoint_at
 from nccltune.verify.load.client import Limits, fetch
-from nccltune.verify.load.rounds import TTFT_TOKENS, LoadPlan, measure
+from nccltune.verify.load.rounds import SHORT_FOR_EACH_LONG, TTFT_TOKENS, LoadPlan, measure
 from tests.support.standin_sglang.program import free_port, running_server
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 PLAN = LoadPlan(
     run_count=2, tokens=12, warm_up_count=1, ttft_repetitions=2, deadline_s=20.0, stall_s=10.0
 )
+LONG_COUNT = 2 + 1
+SHORT_COUNT = 2 * SHORT_FOR_EACH_LONG + 1
+"""Requests of a guard prompt under PLAN: one that does not count before those that do."""
 IMPATIENT = LoadPlan(run_count=1, tokens=12, deadline_s=20.0, stall_s=0.3)
 
 Send = Callable[[bytes], None]
@@ -174,7 +177,8 @@ def test_measure_returns_what_the_server_did(tmp_path: Path) -> None:
         assert run.ms_per_verify > 1.0
         assert run.ttft_ms > 3.0
         assert run.duration_s > 0.012
-    assert len(found.ttft_short_ms) == len(found.ttft_long_ms) == 2
+    assert len(found.ttft_short_ms) == SHORT_COUNT - 1
+    assert len(found.ttft_long_ms) == LONG_COUNT - 1
     assert min(found.ttft_long_ms) > 3.0 + 2 * 2
     assert found.remarks == ()
     assert told[:3] == ["warm-up 1 of 1", "run 1 of 2", "run 2 of 2"]
@@ -311,13 +315,13 @@ def test_prompts_are_the_same_for_every_server_and_caches_are_flushed_between() 
 
     first, second = (script.bodies for script in scripts)
     assert first == second
-    assert len({body["text"] for body in first}) == len(first) == 3 + 2 * 3
+    assert len({body["text"] for body in first}) == len(first) == 3 + SHORT_COUNT + LONG_COUNT
     assert [body["sampling_params"] for body in first[:3]] == [
         {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
     ] * 3
     assert all(body["sampling_params"]["max_new_tokens"] == TTFT_TOKENS for body in first[3:])
     asked = [each for each in scripts[0].requests if each in ("/flush_cache", "/generate")]
-    assert asked == ["/flush_cache", "/generate"] * 9
+    assert asked == ["/flush_cache", "/generate"] * len(first)
 
 
 @pytest.mark.parametrize("status", [400, 404])
@@ -366,7 +370,7 @@ def test_long_prompt_fits_the_server(info: dict[str, Any], words: int, remark: s
     with script.running() as endpoint:
         found = measure(endpoint, PLAN)
 
-    assert {len(body["text"].split()) for body in script.bodies[6:]} == {words}
+    assert {len(body["text"].split()) for body in script.bodies[-LONG_COUNT:]} == {words}
     assert len(found.remarks) == bool(remark)
     assert all(remark in each for each in found.remarks)
 
@@ -380,7 +384,7 @@ def test_long_prompt_is_cut_by_the_servers_own_tokenizer() -> None:
     with script.running() as endpoint:
         measure(endpoint, PLAN)
 
-    assert {len(body["text"].split()) for body in script.bodies[6:]} == {2000}
+    assert {len(body["text"].split()) for body in script.bodies[-LONG_COUNT:]} == {2000}
 
 
 def test_streams_of_a_round_run_at_the_same_time() -> None:
@@ -399,7 +403,7 @@ def test_streams_of_a_round_run_at_the_same_time() -> None:
     assert [run.tokens for run in found.runs] == [48, 48]
     for run in found.runs:
         assert run.duration_s >= max(each.duration_s for each in run.streams)
-    assert len({body["text"] for body in script.bodies}) == 3 * 4 + 2 * 3
+    assert len({body["text"] for body in script.bodies}) == 3 * 4 + SHORT_COUNT + LONG_COUNT
     assert "4 streams were sent at once and the server runs 3" in found.remarks[0]
 
 

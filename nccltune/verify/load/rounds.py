@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 TTFT_TOKENS = 8
 """More than the first, so that the first chunk is one of several."""
 LONG_PROMPT_TOKENS = 4000
+SHORT_FOR_EACH_LONG = 5
 _ROOM_SHARE = 0.8
 """Of the server's context, where the long prompt has to be cut: its tokens are an estimate."""
 _MAX_CACHED_SHARE = 0.1
@@ -37,7 +38,8 @@ class LoadPlan:
     Attributes:
         run_count: rounds of load that count; each is ``concurrency`` streams of ``tokens`` tokens.
         warm_up_count: such rounds before them that do not count.
-        ttft_repetitions: measured requests of the short and of the long guard prompt each.
+        ttft_repetitions: measured requests of the long guard prompt; of the short one, which is
+            quickly answered and uneven, ``SHORT_FOR_EACH_LONG`` times as many.
         deadline_s: the longest that one request may take.
         stall_s: the longest that a stream may bring nothing; a first prefill may compile kernels.
     """
@@ -114,10 +116,15 @@ class _Load:
 
     def _guards(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Measure times to first token, the first of each length uncounted: it may compile."""
-        repetitions = range(self._plan.ttft_repetitions + 1)
-        first, *short = [self._first_token("short", short_prompt("Letter", k)) for k in repetitions]
+        count = self._plan.ttft_repetitions
+        first, *short = [
+            self._first_token("short", short_prompt("Letter", k))
+            for k in range(SHORT_FOR_EACH_LONG * count + 1)
+        ]
         words = self._long_words(first.prompt_tokens / count_words(short_prompt("Letter", 0)))
-        _, *long = [self._first_token("long", long_prompt("Book", k, words)) for k in repetitions]
+        _, *long = [
+            self._first_token("long", long_prompt("Book", k, words)) for k in range(count + 1)
+        ]
         cached = max(stream.cached_tokens / stream.prompt_tokens for stream in long)
         if cached > _MAX_CACHED_SHARE:
             raise ServerError(
