@@ -1,6 +1,7 @@
 """The experiments on real GPUs, each one command: what runs there becomes docs/results/.
 
     python benchmarks/on_gpus.py --out DIR [--transport NAME]... [--stage NAME]... [--ranks N]
+    python benchmarks/on_gpus.py --out DIR --stage gather --found PROFILE.json
 
 Transports: nvlink (as the host is), shm (NCCL_P2P_DISABLE=1 in the base environment: host memory,
 which stands in for PCIe hosts without peer access), and shared (all ranks on one GPU: shows that
@@ -9,13 +10,20 @@ everything works, its times mean nothing).
 Stages, in order of worth; each writes its raw data under --out and prints a short table:
 
 search   nccltune search as a user types it, the folk profile beside it
-rival    what it found against the best candidate of the older recording, in a duel on fresh
-launches faults   crash, refusal at init, refusal at the first collective, hang, wrong data; SIGKILL
-in the middle, and resume bench    nccltune bench as a user types it, for people to read fork
-the fixed cost of a trial by phase: forked from the prepared server, and with fresh interpreters aa
-duels of the baseline against itself: how often is a difference claimed that is not there torch
-medians beside torch.distributed in a CUDA graph record   nccltune recording make; a recording that
-is already under --out is gone on with
+rival    what it found against the best candidate of the shipped recording, in a duel
+faults   crash, refusal at init, refusal at the first collective, hang, wrong data; SIGKILL in the
+         middle, and resume
+bench    nccltune bench as a user types it, for people to read
+fork     the fixed cost of a trial by phase: forked from the prepared server, and with fresh
+         interpreters
+aa       duels of the baseline against itself: how often is a difference claimed that is not there
+torch    medians beside torch.distributed in a CUDA graph
+record   nccltune recording make; a recording that is already under --out is gone on with
+
+Only when it is asked for, as it needs a profile:
+
+gather   the all-gathers of a decode step of benchmarks/kimi_shaped_model.py under the defaults and
+         under --found, in ABBA order, and what they save a step
 """
 
 from __future__ import annotations
@@ -35,9 +43,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kimi_shaped_model import HIDDEN_SIZE, VOCABULARY
+
 from nccltune.bench.session import BenchOptions, Session, open_session
 from nccltune.block_rule import BlockRule
-from nccltune.payloads.derive import default_workload
+from nccltune.measurement import PayloadRequest
+from nccltune.payloads.derive import (
+    ModelShape,
+    SpeculationShape,
+    default_workload,
+    workload_from_model,
+)
+from nccltune.profile import parse_profile
 from nccltune.recording import RecordingBench, find_recording
 from nccltune.search.duel import run_duel
 from nccltune.search.objective import Objective, log_noise, pooled_medians
@@ -180,7 +197,7 @@ def found_settings(run: Run) -> dict[str, str]:
 
 
 def rival(run: Run) -> None:
-    """Duel what was found against the best of the older recording, both on fresh launches."""
+    """Duel what was found against the best of the shipped recording, both on fresh launches."""
     recording, _ = find_recording(OLD_RECORDING[run.transport])
     bench = RecordingBench(recording)
     best = best_recorded(bench, Objective(default_workload()))
@@ -367,6 +384,37 @@ def record(run: Run) -> None:
     )
 
 
+def gather(run: Run) -> None:
+    """Time the all-gathers of a step under the defaults and a profile, in turns."""
+    if run.options.found is None:
+        raise SystemExit("--stage gather needs --found PROFILE.json")
+    found = parse_profile(run.options.found.read_text(), run.options.found).settings
+    shape = ModelShape("LlamaForCausalLM", "llama", HIDDEN_SIZE, 61, VOCABULARY)
+    launch = SpeculationShape(tp=run.ranks)
+    (batch,) = workload_from_model(shape, launch, {1: 1.0}).batches
+    requests = [PayloadRequest(one.size_bytes, one.graph_count) for one in batch.gathers]
+    order: list[Settings] = [{}, found, found, {}] * run.options.gather_blocks
+    with run.session() as (session, _):
+        launches = [session.bench.check_collectives(one, requests) for one in order]
+    keep(run, "gather", launches, {"profile": run.options.found.name})
+    for one in launches:
+        if not one.is_complete:
+            raise RuntimeError(f"{one.outcome} under {dict(one.settings)}: {one.message}")
+    arms = {key: [one for one in launches if bool(one.settings) is key] for key in (False, True)}
+    saved_us = 0.0
+    for row in batch.gathers:
+        base_us, found_us = (
+            statistics.median(one.gather_median_us[row.size_bytes] for one in arms[key])
+            for key in (False, True)
+        )
+        saved_us += row.count * (base_us - found_us)
+        run.say(
+            f"gather: {row.count} a step ({row.origin}) of {row.size_bytes} B a rank:"
+            f" {base_us:.2f} -> {found_us:.2f} us, ratio {found_us / base_us:.3f}"
+        )
+    run.say(f"gather: saves {saved_us / 1e3:.4f} ms a step, {len(arms[True])} launches an arm")
+
+
 def keep(run: Run, name: str, launches: Sequence[Launch], more: object = None) -> None:
     """Write raw launches."""
     document = {"launches": [record_from_launch(launch) for launch in launches], "more": more}
@@ -382,7 +430,9 @@ STAGES: dict[str, Callable[[Run], None]] = {
     "aa": aa,
     "torch": torch,
     "record": record,
+    "gather": gather,
 }
+ON_REQUEST = ("gather",)
 
 
 def main() -> int:
@@ -402,12 +452,14 @@ def main() -> int:
     parser.add_argument("--aa-blocks", type=int, default=2)
     parser.add_argument("--rival-blocks", type=int, default=4)
     parser.add_argument("--torch-launches", type=int, default=3)
+    parser.add_argument("--found", type=Path, help="profile of the stage gather")
+    parser.add_argument("--gather-blocks", type=int, default=2, help="of four launches")
     parser.add_argument("--candidates", type=int, default=220)
     parser.add_argument("--record-s", type=float, default=240.0)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     is_good = True
-    for stage in options.stage or STAGES:
+    for stage in options.stage or [name for name in STAGES if name not in ON_REQUEST]:
         for transport in options.transport or ["nvlink", "shm"]:
             program = shlex.split(options.program)
             run = Run(transport, options.out.resolve(), program, options.ranks, options)

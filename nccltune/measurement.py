@@ -38,11 +38,11 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PayloadRequest:
-    """One payload to time.
+    """One payload to time: an all-reduce, or an all-gather where one is asked for.
 
     Attributes:
-        size_bytes: bytes that one all-reduce sums, per rank.
-        graph_count: all-reduces in the CUDA graph, as many as the forward pass has.
+        size_bytes: bytes that one all-reduce sums, or that each rank contributes to an all-gather.
+        graph_count: collectives in the CUDA graph; all-reduces as many as the forward pass has.
         replay_count: timed replays of that graph, one sample each.
         warmup_count: untimed replays before them.
     """
@@ -57,7 +57,7 @@ class PayloadRequest:
 class PayloadMeasurement:
     """Times of one payload in one launch.
 
-    In us per all-reduce, the slowest rank's for every replay.
+    In us per collective, the slowest rank's for every replay.
 
     ``samples_us`` is empty where only a summary was ever kept (recordings made by other tools).
     """
@@ -108,6 +108,8 @@ class Launch:
         is_pruned: ended early by the caller, because what had been measured already decided.
         phases_s: seconds by phase (``start``, ``context``, ``communicator``, ``measure``,
             ``teardown``).
+        gathers: times of all-gathers, by the bytes that each rank contributes; empty where not
+            measured.
         memory_bytes: GPU memory that one communicator took, per rank; empty where not measured.
         failed_rank: the rank that failed first, where known.
     """
@@ -121,11 +123,17 @@ class Launch:
     memory_bytes: tuple[int, ...] = ()
     failed_rank: int | None = None
     duration_s: float = 0.0
+    gathers: tuple[PayloadMeasurement, ...] = ()
 
     @property
     def median_us(self) -> dict[int, float]:
         """Median of every measured payload, by its size in bytes."""
         return {payload.size_bytes: payload.median_us for payload in self.payloads}
+
+    @property
+    def gather_median_us(self) -> dict[int, float]:
+        """Median of every measured all-gather, by the bytes that each rank contributes."""
+        return {gather.size_bytes: gather.median_us for gather in self.gathers}
 
     @property
     def is_complete(self) -> bool:

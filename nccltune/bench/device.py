@@ -7,6 +7,7 @@ two CUDA events.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,24 +78,33 @@ class CudaRank:
         """
         buffer = torch.empty(request.size_bytes // 2, dtype=torch.bfloat16, device=self._device)
         buffer.fill_(1.0)
-        self._first_all_reduce(buffer)
-        graph = self._capture(buffer, request.graph_count)
+        all_reduce = partial(self._all_reduce, buffer)
+        self._run_first(all_reduce)
+        graph = self._capture(all_reduce, request.graph_count)
         check = self._checker(buffer, request.graph_count, graph, seed)
         is_data_ok = check()
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * request.replay_count)]
-        for _ in range(request.warmup_count):
-            graph.replay()
-        for start, end in zip(events[::2], events[1::2], strict=True):
-            start.record()
-            graph.replay()
-            end.record()
-        torch.cuda.synchronize()
-        samples_us = [
-            start.elapsed_time(end) * 1000.0 / request.graph_count
-            for start, end in zip(events[::2], events[1::2], strict=True)
-        ]
+        samples_us = _time_us(graph, request)
         is_data_ok = check() and is_data_ok
-        return RankSamples(tuple(samples_us), is_data_ok)
+        return RankSamples(samples_us, is_data_ok)
+
+    def measure_gather(self, request: PayloadRequest, seed: int) -> RankSamples:
+        """Time one all-gather, of so many bytes from each rank; its data is checked afterwards.
+
+        Raises:
+            Unsupported: NCCL has no algorithm for it under these settings.
+        """
+        count, world = request.size_bytes // 2, self._role.world_size
+        parts = [_pattern(count, r, seed, 4, self._device).to(torch.bfloat16) for r in range(world)]
+        mine, expected = parts[self._role.rank], torch.cat(parts)
+        result = torch.zeros_like(expected)
+        all_gather = partial(self._all_gather, mine, result, self._communicators[0])
+        self._run_first(all_gather)
+        graph = self._capture(all_gather, request.graph_count)
+        samples_us = _time_us(graph, request)
+        result.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        return RankSamples(samples_us, bool(torch.equal(result, expected)))
 
     def free_bytes(self) -> int:
         """GPU memory that is free now."""
@@ -128,11 +138,12 @@ class CudaRank:
         """
         torch.cuda.synchronize()
 
-    def _first_all_reduce(self, buffer: torch.Tensor) -> None:
+    @staticmethod
+    def _run_first(collective: Callable[[], None]) -> None:
         # NCCL connects lazily at the first use of an algorithm, which may not happen inside a
         # capture.
         try:
-            self._all_reduce(buffer)
+            collective()
         except NcclError as error:
             raise Unsupported(str(error)) from error
         torch.cuda.synchronize()
@@ -142,11 +153,16 @@ class CudaRank:
             buffer.data_ptr(), buffer.numel(), self._communicators[0], self._stream.cuda_stream
         )
 
-    def _capture(self, buffer: torch.Tensor, count: int) -> Any:
+    def _all_gather(self, mine: torch.Tensor, result: torch.Tensor, communicator: c_void_p) -> None:
+        self._nccl.all_gather(
+            mine.data_ptr(), result.data_ptr(), mine.numel(), communicator, self._stream.cuda_stream
+        )
+
+    def _capture(self, collective: Callable[[], None], count: int) -> Any:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             for _ in range(count):
-                self._all_reduce(buffer)
+                collective()
         return graph
 
     def _checker(
@@ -159,7 +175,7 @@ class CudaRank:
         world = self._role.world_size
         plan = plan_check(world, graph_count)
         if plan.chain_count != graph_count:
-            graph = self._capture(buffer, plan.chain_count)
+            graph = self._capture(partial(self._all_reduce, buffer), plan.chain_count)
         parts = [_pattern(buffer.numel(), r, seed, plan.limit, self._device) for r in range(world)]
         total = sum(parts[1:], parts[0])
         expected = (total.double() * plan.factor).float().to(torch.bfloat16)
@@ -180,9 +196,7 @@ class CudaRank:
     ) -> bool:
         mine = pieces[rank].to(torch.bfloat16)
         result = torch.zeros(len(pieces) * mine.numel(), dtype=torch.bfloat16, device=self._device)
-        self._nccl.all_gather(
-            mine.data_ptr(), result.data_ptr(), mine.numel(), communicator, self._stream.cuda_stream
-        )
+        self._all_gather(mine, result, communicator)
         torch.cuda.synchronize()
         return bool(torch.equal(result, torch.cat(pieces).to(torch.bfloat16)))
 
@@ -209,6 +223,22 @@ class CudaRank:
         torch.cuda.synchronize()
         total = sum(pieces[1:], pieces[0])[rank * count : (rank + 1) * count]
         return bool(torch.equal(result, total.to(torch.bfloat16)))
+
+
+def _time_us(graph: Any, request: PayloadRequest) -> tuple[float, ...]:
+    """Replay a graph and return the time of each replay, us per collective."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * request.replay_count)]
+    for _ in range(request.warmup_count):
+        graph.replay()
+    for start, end in zip(events[::2], events[1::2], strict=True):
+        start.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize()
+    return tuple(
+        start.elapsed_time(end) * 1000.0 / request.graph_count
+        for start, end in zip(events[::2], events[1::2], strict=True)
+    )
 
 
 def _pattern(count: int, rank: int, seed: int, limit: int, device: torch.device) -> torch.Tensor:

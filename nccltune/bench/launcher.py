@@ -141,11 +141,13 @@ class GpuBench:
         shutil.rmtree(folder, ignore_errors=True)
         return parse_nccl_log(itertools.chain.from_iterable(logs))
 
-    def check_collectives(self, settings: Settings) -> Launch:
+    def check_collectives(
+        self, settings: Settings, gathers: Sequence[PayloadRequest] = ()
+    ) -> Launch:
         """Run all-gather, broadcast and reduce-scatter, and measure what communicators cost.
 
         A profile can pass every all-reduce and stop a server, whose other collectives find no
-        algorithm.
+        algorithm. Where all their data is right, the all-gathers asked for are timed.
         """
 
         def work(ranks: Ranks, record: _Record) -> None:
@@ -162,6 +164,12 @@ class GpuBench:
             )
             if wrong:
                 raise RankFault(Outcome.WRONG_DATA, f"wrong data in {', '.join(wrong)}", None)
+            for request in gathers:
+                measured = self._measure(ranks, request, "measure_gather")
+                record.gathers.append(measured)
+                if not measured.is_data_ok:
+                    message = f"wrong data in an all-gather of {request.size_bytes} B a rank"
+                    raise RankFault(Outcome.WRONG_DATA, message, None)
 
         return self._run(settings, {}, work)
 
@@ -289,9 +297,11 @@ class GpuBench:
             "joining the communicator", "connect", ranks.ask_first("making an id", "unique_id")
         )
 
-    def _measure(self, ranks: Ranks, request: PayloadRequest) -> PayloadMeasurement:
+    def _measure(
+        self, ranks: Ranks, request: PayloadRequest, command: str = "measure"
+    ) -> PayloadMeasurement:
         what = f"measuring {request.size_bytes} B"
-        answers: list[RankSamples] = ranks.ask(what, "measure", request, next(self._seeds))
+        answers: list[RankSamples] = ranks.ask(what, command, request, next(self._seeds))
         slowest = [max(times) for times in zip(*(a.samples_us for a in answers), strict=True)]
         is_data_ok = all(answer.is_data_ok for answer in answers)
         return PayloadMeasurement.from_samples(request.size_bytes, slowest, is_data_ok=is_data_ok)
@@ -317,6 +327,7 @@ class _Record:
 
     def __init__(self) -> None:
         self.payloads: list[PayloadMeasurement] = []
+        self.gathers: list[PayloadMeasurement] = []
         self.phases_s: dict[str, float] = {}
         self.free_bytes: tuple[int, ...] = ()
         self.memory_bytes: tuple[int, ...] = ()
@@ -342,6 +353,7 @@ class _Record:
         return Launch(
             settings=dict(settings),
             payloads=tuple(self.payloads),
+            gathers=tuple(self.gathers),
             is_pruned=self.is_pruned,
             phases_s=self.phases_s,
             memory_bytes=self.memory_bytes,

@@ -60,7 +60,7 @@ class RankJob:
 
 @dataclass(frozen=True, slots=True)
 class RankSamples:
-    """One rank's times of one payload, us per all-reduce for each replay.
+    """One rank's times of one payload, us per collective for each replay.
 
     And whether its data was right.
     """
@@ -83,6 +83,9 @@ class RankDevice(Protocol):
 
     def measure(self, request: PayloadRequest, seed: int) -> RankSamples:
         """Time one payload and check its data; raises Unsupported."""
+
+    def measure_gather(self, request: PayloadRequest, seed: int) -> RankSamples:
+        """Time one all-gather and check its data; raises Unsupported."""
 
     def free_bytes(self) -> int:
         """Read the free GPU memory."""

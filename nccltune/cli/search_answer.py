@@ -129,6 +129,7 @@ def _measured(result: SearchResult, demand: Demand) -> dict[str, object]:
         "score_ci",
         "score_ci_method",
         "payloads",
+        "gathers",
         "trial_count",
         "duel",
         "not_run",

@@ -10,6 +10,7 @@ from nccltune.search.result import (
     Comparison,
     DuelReport,
     Failure,
+    GatherRow,
     Interval,
     PayloadRow,
     SearchResult,
@@ -45,6 +46,7 @@ def search_data(
         },
         "best_settings": dict(best_settings(result)),
         "payloads": [_payload(row) for row in result.payloads],
+        "gathers": [_gather(row) for row in result.gathers],
         "score_ratio": result.score_ratio,
         "score_ci": _interval(result.score_interval),
         "score_ci_method": result.score_interval.method,
@@ -87,6 +89,14 @@ def _payload(row: PayloadRow) -> Mapping[str, object]:
         "ratio": row.ratio,
         "ratio_ci": [row.ratio_low, row.ratio_high],
         "used": row.used,
+    }
+
+
+def _gather(row: GatherRow) -> Mapping[str, object]:
+    return {
+        "bytes": row.size_bytes,
+        "baseline_us": row.baseline_us,
+        "tuned_us": row.tuned_us,
     }
 
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 DEFAULT_TP = 8
-"""Only decides which batch sizes SGLang captures, and those are the same from 4 on."""
+"""Only decides which batch sizes SGLang captures, and those are the same from 4 on; and what each
+rank contributes to an all-gather."""
 
 MAX_TP = 1024
 """More ranks than one host could hold."""
@@ -101,7 +102,8 @@ def workload_from_options(options: WorkloadOptions) -> Demand:
         return _given(options, command, tp)
     if command is None and options.model is None and not options.speculation:
         uses = uses_from_options(options.batches) or None
-        return Demand(default_workload(uses), tp, decoding=_decoding(SpeculationShape(DEFAULT_TP)))
+        workload = default_workload(uses, tp or DEFAULT_TP)
+        return Demand(workload, tp, decoding=_decoding(SpeculationShape(DEFAULT_TP)))
     return _derived(options, command, tp)
 
 

@@ -15,6 +15,14 @@ draft step    b_pad x topk  3 again, in each of num_steps - 1 steps
 
 Each sums ``rows x hidden size`` activations of two bytes. Without speculation there is one pass of
 b_pad rows.
+
+Every pass ends with one all-gather of its logits, to which a rank contributes ``rows x vocabulary /
+tp`` values of two bytes, the draft's own vocabulary in draft passes; a draft extend with Kimi's
+attention gathers its input layer too. A draft extend gathers all of its ``b_pad x d`` rows, for
+SGLang's second speculative worker, the default from 0.5.12.post1 and the only one from
+0.5.15.post1, prunes none. The first worker kept one row a request; that is not derived. Left out as
+not known: gathers of attention data parallel, a hot token map, broadcasts above temperature 0.
+Where NVLink multicast works, a kernel of SGLang's own may carry gathers in NCCL's place.
 """
 
 from __future__ import annotations
@@ -34,6 +42,7 @@ from nccltune.payloads.shapes import ModelShape as ModelShape
 from nccltune.payloads.shapes import SpeculationShape as SpeculationShape
 from nccltune.payloads.shapes import captured_batch_sizes as captured_batch_sizes
 from nccltune.payloads.workload import Batch as Batch
+from nccltune.payloads.workload import Gather as Gather
 from nccltune.payloads.workload import Guard as Guard
 from nccltune.payloads.workload import Payload as Payload
 from nccltune.payloads.workload import Workload as Workload
@@ -56,9 +65,12 @@ DEFAULT_GUARDS = (
 )
 
 
-def default_workload(uses: Mapping[int, float] | None = None) -> Workload:
-    """Build the workload for when no model is given: Kimi-K2.5, 2 steps, 3 draft tokens."""
-    batches = _batches(KIMI_K25, None, SpeculationShape(tp=8), uses)
+def default_workload(uses: Mapping[int, float] | None = None, tp: int = 8) -> Workload:
+    """Build the workload for when no model is given: Kimi-K2.5, 2 steps, 3 draft tokens.
+
+    Only all-gathers depend on ``tp``.
+    """
+    batches = _batches(KIMI_K25, None, SpeculationShape(tp=tp), uses)
     return Workload("kimi-k2.5", batches, _unscored(DEFAULT_GUARDS, batches))
 
 
@@ -70,7 +82,7 @@ def workload_from_model(
     draft: ModelShape | None = None,
     name: str | None = None,
 ) -> Workload:
-    """Derive the all-reduces of every batch size in ``uses``, and the guards.
+    """Derive the all-reduces of every batch size in ``uses``, their all-gathers, and the guards.
 
     Guards are the smallest draft step (a candidate may win at verify sizes and lose below), the
     largest captured verify pass that is not scored (busy hours), and one prefill chunk (time to
@@ -165,7 +177,25 @@ def _batch(
         Payload(size_bytes, count, _graph_count(size_bytes, shape.pass_count), origin)
         for size_bytes, (count, origin) in merged.items()
     )
-    return Batch(size, padded, use, payloads)
+    return Batch(size, padded, use, payloads, _gathers(shape, draft, launch, padded))
+
+
+def _gathers(
+    shape: ModelShape, draft: ModelShape, launch: SpeculationShape, padded: int
+) -> tuple[Gather, ...]:
+    """List the all-gathers of one decode step, merging those of equal size."""
+    merged: dict[int, Gather] = {}
+    for rows, model, repeat, origin in _passes(shape, draft, launch, padded):
+        found = {origin: model.logits_bytes(rows, launch.tp)}
+        if origin == "draft_extend":
+            found["draft_fc"] = model.fc_bytes(rows, launch.tp)
+        for name, size_bytes in found.items():
+            if size_bytes is None:
+                continue
+            known = merged.get(size_bytes, Gather(size_bytes, 0, ""))
+            origins = f"{known.origin}+{name}" if known.origin else name
+            merged[size_bytes] = Gather(size_bytes, known.count + repeat, origins)
+    return tuple(merged.values())
 
 
 def _passes(

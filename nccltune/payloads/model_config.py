@@ -60,6 +60,9 @@ REPLICATED_EMBEDDING_ARCHITECTURES = frozenset(
 )
 """SGLang keeps the whole embedding table of these on every GPU: no all-reduce for it."""
 
+SHARDED_FC_ARCHITECTURES = frozenset({"Eagle3DeepseekV2ForCausalLM"})
+"""Drafts whose input layer SGLang splits over the GPUs and gathers: those with Kimi's attention."""
+
 _TEXT_KEYS = ("text_config", "language_config", "llm_config")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _MAX_SIZE = 1 << 20
@@ -99,7 +102,9 @@ def load_model_shape(
     if not isinstance(text, dict):
         raise document.problem("is not an object", *place)
     architecture = _architecture(document, config, text, place, is_draft=is_draft)
-    vocab_size = text.get("vocab_size")
+    draft_size = None
+    if is_draft and not text.get("tie_word_embeddings"):
+        draft_size = _count_or_none(text.get("draft_vocab_size"))
     dtype = text.get("dtype") or text.get("torch_dtype")
     dtype = dtype or config.get("dtype") or config.get("torch_dtype")
     return ModelShape(
@@ -107,10 +112,12 @@ def load_model_shape(
         model_type=str(config.get("model_type", "")),
         hidden_size=_positive_integer(document, text, place, "hidden_size"),
         layer_count=_positive_integer(document, text, place, "num_hidden_layers"),
-        vocab_size=vocab_size if isinstance(vocab_size, int) and vocab_size > 0 else None,
+        vocab_size=_count_or_none(text.get("vocab_size")),
         dtype=dtype if isinstance(dtype, str) else "bfloat16",
         source=str(config_path),
         embedding_count=0 if architecture in REPLICATED_EMBEDDING_ARCHITECTURES else 1,
+        draft_vocab_size=draft_size,
+        has_sharded_fc=is_draft and architecture in SHARDED_FC_ARCHITECTURES,
     )
 
 
@@ -224,6 +231,12 @@ def _architecture(
             code="unknown_architecture",
         )
     return names[0]
+
+
+def _count_or_none(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if value > 0 else None
 
 
 def _positive_integer(

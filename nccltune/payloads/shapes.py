@@ -13,6 +13,9 @@ from nccltune.errors import UsageProblem
 SPECULATIVE_MAX_RUNNING_REQUESTS = 48
 """What SGLang sets under speculation when the launch gives no --max-running-requests."""
 
+VOCAB_PADDING = 64
+"""SGLang rounds vocabularies up to a multiple of this before it splits them over the ranks."""
+
 DEFAULT_CHUNKED_PREFILL_SIZE = 8192
 """SGLang's own on GPUs of 60 to 160 GB; it takes 16384 above that and 2048 or 4096 below."""
 
@@ -23,8 +26,11 @@ class ModelShape:
 
     Attributes:
         dtype: name of the activation type; SGLang runs float32 checkpoints in half precision too.
+        vocab_size: None where the config does not say.
+        draft_vocab_size: tokens that a draft model can propose, where they are fewer.
         embedding_count: all-reduces of the embedding, 0 where SGLang keeps the whole table on
             every GPU.
+        has_sharded_fc: a draft whose input layer is split over the ranks and gathered.
         source: the file it was read from, or a name.
     """
 
@@ -37,6 +43,8 @@ class ModelShape:
     dtype: str = "bfloat16"
     source: str = ""
     embedding_count: int = 1
+    draft_vocab_size: int | None = None
+    has_sharded_fc: bool = False
 
     @property
     def pass_count(self) -> int:
@@ -46,6 +54,27 @@ class ModelShape:
     def payload_bytes(self, rows: int) -> int:
         """Size of the all-reduce over this many rows of activations."""
         return rows * self.hidden_size * self.dtype_bytes
+
+    def logits_bytes(self, rows: int, tp: int) -> int | None:
+        """Bytes that each rank contributes to the gather of so many rows of logits.
+
+        None where the vocabulary is not known, cannot be split over the ranks, or is whole on
+        every rank.
+        """
+        width = self.draft_vocab_size or self.vocab_size
+        if width is None or self.embedding_count == 0:
+            return None
+        padded = -(-width // VOCAB_PADDING) * VOCAB_PADDING
+        return None if padded % tp else rows * padded // tp * self.dtype_bytes
+
+    def fc_bytes(self, rows: int, tp: int) -> int | None:
+        """Bytes that each rank contributes to the gather behind a draft's input layer.
+
+        None where there is no such gather.
+        """
+        if not self.has_sharded_fc or self.hidden_size % tp:
+            return None
+        return rows * self.hidden_size // tp * self.dtype_bytes
 
 
 KIMI_K25 = ModelShape(

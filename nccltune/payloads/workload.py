@@ -1,5 +1,7 @@
 """What a search measures: payloads by batch size with their counts, guards, and the table of both.
 
+All-gathers stand beside them: they follow the same settings, and are timed once for the winner.
+
 Pure data; ``nccltune.payloads.derive`` derives it.
 """
 
@@ -15,6 +17,12 @@ MIN_SCORED_SHARE = 0.03
 
 In the default workload that is the draft step: 3 of 129. Their time is lost in the noise of the
 rest, so they are guarded instead."""
+
+LARGE_GATHER_BYTES = 1 << 20
+GATHER_GRAPH_COUNT = 16
+LARGE_GATHER_GRAPH_COUNT = 4
+"""All-gathers in the graph that times them: enough to hide its start, few enough for milliseconds
+a size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +56,38 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True)
+class Gather:
+    """One all-gather size of a decode step; neither scored nor guarded.
+
+    Attributes:
+        size_bytes: bytes that each rank contributes.
+        count: all-gathers of this size in one decode step.
+        origin: as of a payload; ``draft_fc`` is the sharded input layer of a draft.
+    """
+
+    size_bytes: int
+    count: int
+    origin: str
+
+    @property
+    def graph_count(self) -> int:
+        """All-gathers to put in the graph that times it."""
+        is_large = self.size_bytes >= LARGE_GATHER_BYTES
+        return LARGE_GATHER_GRAPH_COUNT if is_large else GATHER_GRAPH_COUNT
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch size, the captured size it is padded to, how often it is used, what it reduces."""
+    """One batch size, the captured size it is padded to, how often it is used, what it exchanges.
+
+    ``gathers`` is empty where they are not known.
+    """
 
     size: int
     padded_size: int
     use: float
     payloads: tuple[Payload, ...]
+    gathers: tuple[Gather, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +99,7 @@ class Workload:
     guards: tuple[Guard, ...]
 
     def digest(self) -> str:
-        """Identify what is measured and how it is weighed; names and origins do not matter."""
+        """Identify what is scored and how it is weighed; names, origins, gathers do not matter."""
         content = {
             "batches": [
                 [float(batch.use), [[p.size_bytes, p.count, p.graph_count] for p in batch.payloads]]

@@ -49,8 +49,10 @@ class FreshBench(Bench, Protocol):
         """Look up what NCCL really does."""
         ...
 
-    def check_collectives(self, settings: Settings) -> Launch:
-        """Run the other collectives and measure memory."""
+    def check_collectives(
+        self, settings: Settings, gathers: Sequence[PayloadRequest] = ()
+    ) -> Launch:
+        """Run the other collectives, measure memory, time all-gathers."""
         ...
 
 
@@ -63,7 +65,8 @@ class Finals:
         duel: of the candidate that won, or of the last that failed.
         ablation: what each setting of the first finalist was worth.
         collectives: the check of the other collectives under the winner.
-        baseline_collectives: the same under the baseline, for its memory beside the winner's.
+        baseline_collectives: the same under the baseline, for its memory and its all-gathers
+            beside the winner's.
         used: what NCCL does under the winner, by payload size.
         fresh_us: medians over the winner's fresh launches, by payload size.
         reference_us: the same for the baseline.
@@ -192,13 +195,14 @@ class Finals:
         return self.duel.verdict is Verdict.IMPROVED
 
     def _check(self, candidate: Settings) -> bool:
+        gathers = self._objective.gather_requests
         self._follow(Stage.CHECKS, candidate, None)
-        self.collectives = self._bench.check_collectives(candidate)
+        self.collectives = self._bench.check_collectives(candidate, gathers)
         if self.collectives.outcome in (Outcome.HOST_BUSY, Outcome.HOST_FAILED):
-            self.collectives = self._bench.check_collectives(candidate)
+            self.collectives = self._bench.check_collectives(candidate, gathers)
         self._follow(Stage.CHECKS, candidate, self.collectives)
         self.used = dict(self._bench.inspect(candidate, self._objective.requests).used)
         if self.collectives.is_complete:
-            self.baseline_collectives = self._bench.check_collectives({})
+            self.baseline_collectives = self._bench.check_collectives({}, gathers)
             self._follow(Stage.CHECKS, {}, self.baseline_collectives)
         return self.collectives.is_complete

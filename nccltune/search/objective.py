@@ -125,6 +125,16 @@ class Objective:
             )
         return tuple(PayloadRequest(size, self._graph_counts[size]) for size in sizes)
 
+    @property
+    def gather_requests(self) -> tuple[PayloadRequest, ...]:
+        """The all-gathers to time beside the check of the other collectives, by size.
+
+        None where ranks share a GPU: those times mean nothing.
+        """
+        gathers = () if self._is_shared else (g for b in self._workload.batches for g in b.gathers)
+        counts = {gather.size_bytes: gather.graph_count for gather in gathers}
+        return tuple(PayloadRequest(size, counts[size]) for size in sorted(counts))
+
     def log_score(self, candidate: Mapping[int, float], baseline: Mapping[int, float]) -> float:
         """Return the natural logarithm of the score; both map payload size to us."""
         total = 0.0

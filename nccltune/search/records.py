@@ -18,16 +18,9 @@ def record_from_launch(launch: Launch) -> dict[str, Any]:
         "duration_s": launch.duration_s,
         "phases_s": dict(launch.phases_s),
         "memory_bytes": list(launch.memory_bytes),
-        "payloads": {
-            str(payload.size_bytes): {
-                "median_us": payload.median_us,
-                "p10_us": payload.p10_us,
-                "p90_us": payload.p90_us,
-                "samples_us": list(payload.samples_us),
-                "is_data_ok": payload.is_data_ok,
-            }
-            for payload in launch.payloads
-        },
+        "payloads": _times(launch.payloads),
+        # Launches of trials time none, and journals stay as they are.
+        **({"gathers": _times(launch.gathers)} if launch.gathers else {}),
     }
 
 
@@ -42,15 +35,33 @@ def launch_from_record(record: dict[str, Any]) -> Launch:
         duration_s=record["duration_s"],
         phases_s=record["phases_s"],
         memory_bytes=tuple(record["memory_bytes"]),
-        payloads=tuple(
-            PayloadMeasurement(
-                size_bytes=int(size),
-                median_us=one["median_us"],
-                p10_us=one["p10_us"],
-                p90_us=one["p90_us"],
-                samples_us=tuple(one["samples_us"]),
-                is_data_ok=one["is_data_ok"],
-            )
-            for size, one in record["payloads"].items()
-        ),
+        payloads=_measurements(record["payloads"]),
+        gathers=_measurements(record.get("gathers", {})),
+    )
+
+
+def _times(payloads: tuple[PayloadMeasurement, ...]) -> dict[str, Any]:
+    return {
+        str(payload.size_bytes): {
+            "median_us": payload.median_us,
+            "p10_us": payload.p10_us,
+            "p90_us": payload.p90_us,
+            "samples_us": list(payload.samples_us),
+            "is_data_ok": payload.is_data_ok,
+        }
+        for payload in payloads
+    }
+
+
+def _measurements(times: dict[str, Any]) -> tuple[PayloadMeasurement, ...]:
+    return tuple(
+        PayloadMeasurement(
+            size_bytes=int(size),
+            median_us=one["median_us"],
+            p10_us=one["p10_us"],
+            p90_us=one["p90_us"],
+            samples_us=tuple(one["samples_us"]),
+            is_data_ok=one["is_data_ok"],
+        )
+        for size, one in times.items()
     )

@@ -9,6 +9,7 @@ from nccltune.measurement import Bench, Launch, Outcome, Settings
 from nccltune.search.objective import Objective, pooled_medians
 from nccltune.search.result import (
     Comparison,
+    GatherRow,
     Interval,
     PayloadRow,
     SearchResult,
@@ -81,6 +82,7 @@ class Report:
             duel=duel,
             ablation=finals.ablation if finals else None,
             collectives=finals.collectives if finals else None,
+            gathers=_gather_rows(finals),
             memory_bytes_per_gpu=_memory_bytes(finals.collectives if finals else None),
             memory_baseline_bytes_per_gpu=_memory_bytes(
                 finals.baseline_collectives if finals else None
@@ -273,6 +275,18 @@ def _unchecked(finals: Finals) -> Verdict:
     check = finals.collectives
     is_unfit = check is not None and check.outcome.is_candidates_fault
     return Verdict.KEEP_DEFAULT if is_unfit else Verdict.INCONCLUSIVE
+
+
+def _gather_rows(finals: Finals | None) -> tuple[GatherRow, ...]:
+    """Put the all-gathers of both arms side by side; empty unless both were timed."""
+    if finals is None or finals.collectives is None or finals.baseline_collectives is None:
+        return ()
+    tuned = finals.collectives.gather_median_us
+    baseline = finals.baseline_collectives.gather_median_us
+    return tuple(
+        GatherRow(size, baseline[size], tuned[size])
+        for size in sorted(tuned.keys() & baseline.keys())
+    )
 
 
 def _memory_bytes(check: Launch | None) -> int | None:

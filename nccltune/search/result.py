@@ -41,6 +41,18 @@ class PayloadRow:
 
 
 @dataclass(frozen=True, slots=True)
+class GatherRow:
+    """One all-gather size under the baseline and the winner: medians of one launch each, in us.
+
+    ``size_bytes`` is what each rank contributes.
+    """
+
+    size_bytes: int
+    baseline_us: float
+    tuned_us: float
+
+
+@dataclass(frozen=True, slots=True)
 class Interval:
     """A two-sided confidence interval of a ratio.
 
@@ -113,8 +125,9 @@ class SearchResult:
 
     ``score_ratio`` is the best candidate's weighted geometric mean of communication time over the
     baseline's; below 1 is faster. ``duel``, ``ablation`` and ``collectives`` are None where they
-    were not run; ``not_run`` says why. ``pruned_count`` of the trials ended early, because what had
-    been measured ruled them out; ``trial_limit`` is how many there were to be.
+    were not run; ``not_run`` says why. ``gathers`` is empty where none were timed.
+    ``pruned_count`` of the trials ended early, because what had been measured ruled them out;
+    ``trial_limit`` is how many there were to be.
     ``baseline_noise``: standard deviation of the log score over ``baseline_count`` launches of the
     baseline.
     """
@@ -134,6 +147,7 @@ class SearchResult:
     duel: DuelReport | None = None
     ablation: tuple[AblationStep, ...] | None = None
     collectives: Launch | None = None
+    gathers: tuple[GatherRow, ...] = ()
     memory_bytes_per_gpu: int | None = None
     memory_baseline_bytes_per_gpu: int | None = None
     not_run: str = ""

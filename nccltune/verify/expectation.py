@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nccltune.errors import NccltuneError
@@ -12,8 +13,12 @@ from nccltune.sglang.command import parse_launch, speculation_shape
 from nccltune.verify.judging.prediction import Prediction, predict
 
 if TYPE_CHECKING:
-    from nccltune.payloads.workload import Payload
+    from nccltune.payloads.workload import Batch
+    from nccltune.sglang.command import LaunchCommand
     from nccltune.verify.model import Arm
+
+OTHER_LOGITS_FLAGS = ("enable_dp_lm_head", "enable_fp32_lm_head", "speculative_token_map")
+"""Flags under which logits have another group, type or width than is derived here."""
 
 
 def predictions_for(
@@ -30,24 +35,26 @@ def predictions_for(
     baseline, *candidates = arms
     if baseline.profile is not None and baseline.profile.settings:
         return {}
-    payloads = _payloads(baseline.argv, batch_size)
+    batch = _batch(baseline.argv, batch_size)
+    if batch is None:
+        return {}
     found: dict[str, Prediction] = {}
     for arm in candidates:
         measured = _measured(arm, searches)
         if arm.argv != baseline.argv or measured is None:
             continue
-        prediction = predict(payloads, measured)
+        prediction = predict(batch.payloads, measured, batch.gathers)
         if prediction is not None:
             found[arm.name] = prediction
     return found
 
 
-def _payloads(argv: Sequence[str], batch_size: int) -> tuple[Payload, ...]:
-    """Return the all-reduces of a step; none where model or launch cannot be read here."""
+def _batch(argv: Sequence[str], batch_size: int) -> Batch | None:
+    """Return the collectives of a step; None where model or launch cannot be read here."""
     try:
         command = parse_launch(argv)
         if command.tp_size < 2 or command.model_path is None:
-            return ()
+            return None
         shape = load_model_shape(command.model_path)
         path = command.draft_model_path
         draft = None
@@ -56,8 +63,14 @@ def _payloads(argv: Sequence[str], batch_size: int) -> tuple[Payload, ...]:
         decoding = speculation_shape(command, shape)
         workload = workload_from_model(shape, decoding, {batch_size: 1.0}, draft=draft)
     except NccltuneError:
-        return ()
-    return workload.batches[0].payloads
+        return None
+    (batch,) = workload.batches
+    return batch if _has_plain_logits(command) else replace(batch, gathers=())
+
+
+def _has_plain_logits(command: LaunchCommand) -> bool:
+    """Whether the gathers of logits are those that are derived from the models alone."""
+    return not (command.has_dp_attention or any(map(command.has, OTHER_LOGITS_FLAGS)))
 
 
 def _measured(arm: Arm, searches: Sequence[Mapping[str, object]]) -> Mapping[str, object] | None:

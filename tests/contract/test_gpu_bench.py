@@ -15,6 +15,7 @@ import pytest
 from nccltune.errors import HostError, RankError
 from nccltune.measurement import Outcome, PayloadRequest
 from tests.support.hosts import REPOSITORY, standin_bench, standin_plan
+from tests.support.standin_device import BASE_US, BYTES_PER_US
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,6 +123,43 @@ def test_check_collectives_reports_wrong_data_and_memory(bench: GpuBench) -> Non
     assert good.memory_bytes == (1 << 26, 1 << 26)
     assert bad.outcome is Outcome.WRONG_DATA
     assert "all_gather" in bad.message
+
+
+GATHERS = [PayloadRequest(96000, 16), PayloadRequest(32000, 16)]
+
+
+@pytest.mark.parametrize("rank_count", [2, 8])
+def test_check_collectives_times_all_gathers_of_the_slowest_rank(rank_count: int) -> None:
+    with standin_bench(rank_count, deadline_s=20.0) as bench:
+        plain = bench.check_collectives({})
+        launch = bench.check_collectives({}, GATHERS)
+
+    assert (plain.outcome, plain.gathers) == (Outcome.OK, ())
+    assert (launch.outcome, launch.payloads) == (Outcome.OK, ())
+    assert launch.memory_bytes == plain.memory_bytes
+    assert [one.size_bytes for one in launch.gathers] == [96000, 32000]
+    assert all(len(one.samples_us) == 12 and one.is_data_ok for one in launch.gathers)
+    assert launch.gather_median_us[96000] == 2.0 * (BASE_US + rank_count * 96000 / BYTES_PER_US)
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "message", "timed"),
+    [
+        ("wrong_collective", Outcome.WRONG_DATA, "wrong data in all_gather", []),
+        ("wrong_gather", Outcome.WRONG_DATA, "wrong data in an all-gather of 96000 B", [96000]),
+        ("unsupported_gather", Outcome.UNSUPPORTED, "no algorithm/protocol", []),
+    ],
+)
+def test_check_collectives_ends_with_the_first_all_gather_that_fails(
+    fault: str, outcome: Outcome, message: str, timed: list[int]
+) -> None:
+    with standin_bench(2, faults=f"{fault}@1:NCCL_MAX_CTAS=1", deadline_s=20.0) as bench:
+        launch = bench.check_collectives({"NCCL_MAX_CTAS": "1"}, GATHERS)
+
+    assert launch.outcome is outcome
+    assert message in launch.message
+    assert [one.size_bytes for one in launch.gathers] == timed
+    assert len(launch.memory_bytes) == 2
 
 
 @pytest.mark.parametrize("rank_count", [4, 6, 8])

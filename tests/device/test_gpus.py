@@ -12,6 +12,7 @@ from nccltune.measurement import Outcome, PayloadRequest
 from nccltune.sglang.defaults import base_environment
 
 REQUESTS = (PayloadRequest(43008, 3, 3, 1), PayloadRequest(1376256, 2, 3, 1))
+GATHERS = (PayloadRequest(96000, 3, 3, 1), PayloadRequest(32000, 2, 3, 1))
 LARGE = PayloadRequest(67108864, 2, 3, 1)
 """Where each rank has a GPU, a tiny buffer kills only the protocol that large payloads use."""
 
@@ -61,7 +62,9 @@ def test_launch_under_bad_settings_is_told_apart(
 
 
 def test_other_collectives_carry_right_data_and_cost_memory(session: Session) -> None:
-    check = session.bench.check_collectives({})
+    check = session.bench.check_collectives({}, GATHERS)
 
     assert check.outcome is Outcome.OK, check.message
+    assert [len(gather.samples_us) for gather in check.gathers] == [3, 3]
+    assert all(gather.is_data_ok and gather.median_us > 0 for gather in check.gathers)
     assert min(check.memory_bytes) > 0

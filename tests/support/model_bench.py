@@ -109,12 +109,27 @@ class ModelBench:
         del settings
         return NcclReport(used={one.size_bytes: "ring LL, 4 channels" for one in requests})
 
-    def check_collectives(self, settings: Settings) -> Launch:
-        """Give one outcome after the other, the last for ever."""
+    def check_collectives(
+        self, settings: Settings, gathers: Sequence[PayloadRequest] = ()
+    ) -> Launch:
+        """Give one outcome after the other, the last for ever; where it is ok, time gathers."""
         outcome = self.collectives[min(len(self.checked), len(self.collectives) - 1)]
         self.checked.append(dict(settings))
         message = "" if outcome is Outcome.OK else f"it ended {outcome}"
-        return Launch(dict(settings), outcome, message=message, memory_bytes=(1 << 26, 1 << 27))
+        times = [
+            (one.size_bytes, base_us(one.size_bytes) * self.effect(settings, one.size_bytes))
+            for one in gathers
+            if outcome is Outcome.OK
+        ]
+        return Launch(
+            dict(settings),
+            outcome,
+            message=message,
+            memory_bytes=(1 << 26, 1 << 27),
+            gathers=tuple(
+                PayloadMeasurement.from_samples(size, (us,), is_data_ok=True) for size, us in times
+            ),
+        )
 
 
 @dataclass(slots=True)

@@ -4,8 +4,8 @@ demand.
 Times depend on the settings in the environment as a made-up NCCL's would. ``STANDIN_FAULTS`` lists
 ``KIND@RANK:NAME=VALUE`` separated by ``;``; KIND is crash, segfault, exit, reject, unsupported,
 hang_in_init, error, leak (ignore SIGTERM, leave a child), gone (the GPU is lost), wrong_collective,
-out_of_memory (the kernel kills the rank and its parent; only once where ``STANDIN_ONCE`` names a
-file to leave behind).
+wrong_gather and unsupported_gather (of those that are timed), out_of_memory (the kernel kills the
+rank and its parent; only once where ``STANDIN_ONCE`` names a file to leave behind).
 """
 
 from __future__ import annotations
@@ -83,6 +83,14 @@ class StandIn:
         launch = self._rng.gauss(1.0, 0.003)
         samples = [mean * launch * self._rng.gauss(1.0, 0.005) for _ in range(request.replay_count)]
         return RankSamples(tuple(samples), self._role.fault != "wrong_data")
+
+    def measure_gather(self, request: PayloadRequest, seed: int) -> RankSamples:
+        """Make up times: those of an all-reduce of all that is gathered, on rank 0 twice that."""
+        if self._has_fault("unsupported_gather"):
+            raise Unsupported("ncclAllGather failed with code 5: no algorithm/protocol available")
+        whole = BASE_US + self._role.world_size * request.size_bytes / BYTES_PER_US
+        samples = (whole * (2.0 if self._role.rank == 0 else 1.0),) * request.replay_count
+        return RankSamples(samples, not self._has_fault("wrong_gather"))
 
     def _fail_on_demand(self) -> None:
         if self._has_fault("segment"):

@@ -51,7 +51,7 @@ def test_no_option_is_the_default_workload_on_every_visible_gpu() -> None:
 def test_model_of_the_default_shape_scores_the_same_payloads(kimi: str) -> None:
     demand = workload_from_options(WorkloadOptions(model=kimi, tp=4))
 
-    assert demand.workload.batches == default_workload().batches
+    assert demand.workload.batches == default_workload(tp=4).batches
     assert demand.workload.name == "Kimi-K2.5"
     assert demand.tp == 4
 

@@ -109,6 +109,35 @@ def test_load_model_shape_of_draft_takes_any_architecture(tmp_path: Path) -> Non
     assert load_model_shape(write(tmp_path, config), is_draft=True).pass_count == 3
 
 
+@pytest.mark.parametrize(
+    ("changes", "draft_vocab_size", "has_sharded_fc"),
+    [
+        ({"draft_vocab_size": 32000}, 32000, False),
+        ({"draft_vocab_size": None}, None, False),
+        ({}, None, False),
+        ({"draft_vocab_size": 32000, "tie_word_embeddings": True}, None, False),
+        ({"draft_vocab_size": True}, None, False),
+        ({"draft_vocab_size": 0}, None, False),
+        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, None, True),
+    ],
+)
+def test_load_model_shape_of_draft_knows_what_its_passes_gather(
+    tmp_path: Path, changes: dict[str, object], draft_vocab_size: int | None, has_sharded_fc: bool
+) -> None:
+    config = {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], **changes}
+
+    shape = load_model_shape(write(tmp_path, config), is_draft=True)
+
+    assert shape.vocab_size == 128256
+    assert (shape.draft_vocab_size, shape.has_sharded_fc) == (draft_vocab_size, has_sharded_fc)
+
+
+def test_load_model_shape_of_target_has_no_draft_vocabulary(tmp_path: Path) -> None:
+    shape = load_model_shape(write(tmp_path, {**LLAMA, "draft_vocab_size": 32000}))
+
+    assert shape.draft_vocab_size is None
+
+
 # --- hub ids
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 from dataclasses import replace
@@ -10,6 +11,7 @@ from nccltune.errors import UsageProblem
 from nccltune.payloads.derive import (
     DEFAULT_GUARDS,
     Batch,
+    Gather,
     Guard,
     ModelShape,
     Payload,
@@ -150,6 +152,7 @@ def test_default_workload_first_batch_has_verify_extend_and_one_draft_step() -> 
             Payload(43008, 126, 123, "verify+draft_extend"),
             Payload(14336, 3, 123, "draft_step"),
         ),
+        gathers=(Gather(122880, 2, "verify+draft_extend"), Gather(40960, 1, "draft_step")),
     )
 
 
@@ -357,6 +360,121 @@ def test_workload_from_model_never_guards_what_it_scores(seed: int) -> None:
     scored = {one.size_bytes for batch in workload.batches for one in workload.scored(batch)}
     assert not scored & set(guarded)
     assert guarded == sorted(set(guarded))
+
+
+# --- all-gathers
+
+
+def gathers_of(
+    shape: ModelShape, launch: SpeculationShape, size: int = 1, draft: ModelShape | None = None
+) -> tuple[Gather, ...]:
+    return workload_from_model(shape, launch, {size: 1.0}, draft=draft).batches[0].gathers
+
+
+def test_gathers_of_a_model_of_kimis_width_on_two_ranks() -> None:
+    """Its vocabulary is small; the draft has none of its own."""
+    shape = ModelShape("LlamaForCausalLM", "llama", 7168, 61, 32000)
+    draft = ModelShape("LlamaForCausalLMEagle3", "llama", 7168, 1, 32000)
+
+    assert gathers_of(shape, two_steps(tp=2), draft=draft) == (
+        Gather(96000, 2, "verify+draft_extend"),
+        Gather(32000, 1, "draft_step"),
+    )
+
+
+def test_gathers_of_a_draft_with_fewer_tokens_and_a_sharded_input() -> None:
+    draft = ModelShape(
+        "Eagle3DeepseekV2ForCausalLM",
+        "kimi_k2",
+        7168,
+        1,
+        163840,
+        draft_vocab_size=32000,
+        has_sharded_fc=True,
+    )
+
+    assert gathers_of(KIMI_K25, two_steps(num_steps=5), draft=draft) == (
+        Gather(6 * 163840 // 8 * 2, 1, "verify"),
+        Gather(6 * 32000 // 8 * 2, 1, "draft_extend"),
+        Gather(6 * 7168 // 8 * 2, 1, "draft_fc"),
+        Gather(32000 // 8 * 2, 4, "draft_step"),
+    )
+
+
+def test_gathers_of_padded_batches_have_their_padded_rows() -> None:
+    """9 requests run as 10; the draft step has one row for each of the top 4."""
+    launch = SpeculationShape(tp=8, num_steps=3, topk=4, num_draft_tokens=6)
+
+    assert [(one.size_bytes, one.count) for one in gathers_of(KIMI_K25, launch, 9)] == [
+        (10 * 6 * 40960, 2),
+        (10 * 4 * 40960, 2),
+    ]
+
+
+def test_gathers_without_speculation_are_one_of_a_row_a_request() -> None:
+    launch = SpeculationShape(tp=8, is_speculative=False)
+
+    assert gathers_of(KIMI_K25, launch, 4) == (Gather(4 * 40960, 1, "decode"),)
+
+
+def test_gathers_split_a_vocabulary_that_is_rounded_up() -> None:
+    shape = ModelShape("LlamaForCausalLM", "llama", 4096, 32, 32001)
+
+    assert gathers_of(shape, two_steps(tp=2))[0].size_bytes == 3 * 32064 // 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "embedding_count", "tp"), [(None, 1, 8), (32000, 1, 3), (32000, 0, 8)]
+)
+def test_gathers_that_are_not_known_are_left_out(
+    vocab_size: int | None, embedding_count: int, tp: int
+) -> None:
+    shape = ModelShape(
+        "LlamaForCausalLM", "llama", 4096, 32, vocab_size, embedding_count=embedding_count
+    )
+
+    assert gathers_of(shape, two_steps(tp=tp)) == ()
+
+
+def test_gathers_of_a_draft_of_unknown_vocabulary_leave_those_of_the_target() -> None:
+    draft = ModelShape("LlamaForCausalLMEagle3", "llama", 7168, 1)
+
+    assert [one.origin for one in gathers_of(KIMI_K25, two_steps(), draft=draft)] == ["verify"]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_gathers_are_one_for_each_forward_pass(seed: int) -> None:
+    dice = random.Random(seed)
+    steps, topk = dice.randint(1, 7), dice.choice([1, 2, 4])
+    launch = SpeculationShape(
+        tp=dice.choice([2, 4, 8]), num_steps=steps, topk=topk, num_draft_tokens=dice.randint(2, 16)
+    )
+
+    gathers = gathers_of(KIMI_K25, launch, dice.randint(1, 48))
+
+    assert sum(one.count for one in gathers) == 1 + steps
+    assert len({one.size_bytes for one in gathers}) == len(gathers)
+
+
+def test_gathers_are_neither_scored_nor_guarded_nor_in_the_digest() -> None:
+    workload = default_workload()
+    without = dataclasses.replace(
+        workload,
+        batches=tuple(dataclasses.replace(batch, gathers=()) for batch in workload.batches),
+    )
+
+    assert workload.digest() == without.digest()
+    assert payload_rows(workload) == payload_rows(without)
+    # As stored studies and recordings have it.
+    assert workload.digest() == "2c4186094cb0b044f9373d644dc1952de645cf740fe265e89c5d089169547137"
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_default_workload_differs_by_ranks_in_its_gathers_alone(tp: int) -> None:
+    workload = default_workload(tp=tp)
+
+    assert workload.digest() == default_workload().digest()
+    assert workload.batches[0].gathers[0].size_bytes == 3 * 163840 // tp * 2
 
 
 # --- given payloads

@@ -33,6 +33,7 @@ def drawn_launch(rng: random.Random) -> Launch:
         memory_bytes=tuple(rng.randint(0, 1 << 34) for _ in range(rng.randint(0, 2))),
         failed_rank=rng.choice([None, 0, 7]),
         duration_s=rng.random(),
+        gathers=tuple(drawn_payload(rng, size) for size in rng.sample(SIZES, rng.randint(0, 2))),
     )
 
 
@@ -43,6 +44,10 @@ def test_launch_survives_the_way_through_the_journal_unchanged(seed: int) -> Non
     line = json.dumps(record_from_launch(launch), allow_nan=False)
 
     assert launch_from_record(json.loads(line)) == launch
+
+
+def test_launch_without_gathers_is_recorded_as_ever() -> None:
+    assert "gathers" not in record_from_launch(Launch({}, Outcome.OK))
 
 
 def test_launch_from_record_keeps_the_order_of_payloads() -> None:

@@ -6,10 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
+from nccltune.cli.search_data import SavedProfile, search_data
+from nccltune.measurement import Outcome
 from nccltune.payloads.derive import default_workload
 from nccltune.search.engine import SearchPlan, run_search
+from nccltune.search.objective import Objective
 from nccltune.search.result import Progress, SearchResult, Verdict
-from tests.support.model_bench import Effect, ModelBench
+from tests.support.model_bench import Effect, ModelBench, base_us
 from tests.support.studies import FACTS, OBJECTIVE
 
 if TYPE_CHECKING:
@@ -71,6 +76,33 @@ def test_second_candidate_is_proven_when_the_first_fails_its_duel(tmp_path: Path
 
     assert result.verdict is Verdict.IMPROVED
     assert result.settings == SAFE
+
+
+def test_winner_and_baseline_have_their_all_gathers_timed(tmp_path: Path) -> None:
+    result = search(ModelBench(guard_of_the_fastest(1.0)), tmp_path, FASTEST)
+
+    sizes = [request.size_bytes for request in OBJECTIVE.gather_requests]
+    assert [row.size_bytes for row in result.gathers] == sizes
+    assert {40960, 122880, 983040} <= set(sizes)
+    for row in result.gathers:
+        assert row.baseline_us == base_us(row.size_bytes)
+        assert row.tuned_us == 0.90 * base_us(row.size_bytes)
+    rows = search_data(result, SavedProfile(), workload="w", next_command="")["gathers"]
+    assert isinstance(rows, list)
+    assert [row["bytes"] for row in rows] == sizes
+
+
+@pytest.mark.parametrize("endings", [(Outcome.WRONG_DATA,), (Outcome.OK, Outcome.HOST_BUSY)])
+def test_no_all_gather_is_told_where_one_arm_has_none(
+    tmp_path: Path, endings: tuple[Outcome, ...]
+) -> None:
+    bench = ModelBench(guard_of_the_fastest(1.0), collectives=endings)
+
+    assert search(bench, tmp_path, FASTEST).gathers == ()
+
+
+def test_ranks_that_share_a_gpu_time_no_all_gather() -> None:
+    assert Objective(default_workload(), is_shared_gpu=True).gather_requests == ()
 
 
 def test_idle_settings_are_gone_before_ablation(tmp_path: Path) -> None:

@@ -57,6 +57,39 @@ def test_saving_is_counts_of_the_launch_times_what_the_search_measured(
     assert prediction.saved_ms == pytest.approx(1e-3 * 2.0 * row.count)
 
 
+VERIFY_LOGITS_BYTES = 3 * 512 // 2 * 2
+
+
+def test_all_gathers_of_the_launch_are_counted_where_the_profile_has_their_times(
+    launch: tuple[str, ...],
+) -> None:
+    times = {"bytes": VERIFY_LOGITS_BYTES, "baseline_us": 9.0, "tuned_us": 5.0}
+    new = replace(FAST, measured={**measured(), "gathers": [times]})
+    old = replace(FAST, measured=measured())
+
+    with_gathers = predictions_for(arms(launch, new), batch_size=1)["fast"]
+    without = predictions_for(arms(launch, old), batch_size=1)["fast"]
+
+    (row,) = [row for row in with_gathers.gathers if row.baseline_us is not None]
+    assert (row.size_bytes, row.origin) == (VERIFY_LOGITS_BYTES, "verify+draft_extend")
+    assert with_gathers.saved_ms - without.saved_ms == pytest.approx(1e-3 * 4.0 * 2)
+    assert [row.size_bytes for row in without.gathers] == [
+        r.size_bytes for r in with_gathers.gathers
+    ]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--enable-fp32-lm-head",), ("--speculative-token-map", "/m.pt"), ("--enable-dp-lm-head",)],
+)
+def test_all_gathers_of_other_logits_are_not_guessed(
+    launch: tuple[str, ...], flags: tuple[str, ...]
+) -> None:
+    pair = arms((*launch, *flags), replace(FAST, measured=measured()))
+
+    assert predictions_for(pair, batch_size=1)["fast"].gathers == ()
+
+
 def test_batch_size_chooses_the_payload(launch: tuple[str, ...]) -> None:
     profile = replace(FAST, measured=measured())
 

@@ -8,7 +8,8 @@ from nccltune.payloads.derive import SpeculationShape, workload_from_model
 from nccltune.payloads.shapes import KIMI_K25
 from nccltune.verify.judging.prediction import Prediction, check_prediction, predict
 
-PAYLOADS = workload_from_model(KIMI_K25, SpeculationShape(tp=8), {1: 1.0}).batches[0].payloads
+(BATCH,) = workload_from_model(KIMI_K25, SpeculationShape(tp=8), {1: 1.0}).batches
+PAYLOADS, GATHERS = BATCH.payloads, BATCH.gathers
 MEASURED = {
     "payloads": [
         {"bytes": 43008, "baseline_us": 40.0, "tuned_us": 30.0},
@@ -42,6 +43,72 @@ def test_predict_size_that_was_not_measured_is_left_out_and_counted() -> None:
     assert prediction.saved_ms == pytest.approx(1.26)
     check = check_prediction(prediction, baseline_ms=20.0, effect_pct=6.0, effect_ci_pct=None)
     assert "3 of 129 all-reduces a step were not measured" in check.sentence
+
+
+GATHERED = [
+    {"bytes": 122880, "baseline_us": 50.0, "tuned_us": 30.0},
+    {"bytes": 40960, "baseline_us": 20.0, "tuned_us": 15.0},
+]
+UNCOUNTED = "all-gathers a step (40960, 122880 bytes a rank) follow the same settings and are not"
+
+
+def sentence(measured: Mapping[str, object], effect_pct: float = 9.0) -> str:
+    found = predict(PAYLOADS, measured, GATHERS)
+    assert found is not None
+    interval = (effect_pct - 1.0, effect_pct + 1.0)
+    return check_prediction(
+        found, baseline_ms=20.0, effect_pct=effect_pct, effect_ci_pct=interval
+    ).sentence
+
+
+def test_predict_counts_all_gathers_that_were_measured() -> None:
+    prediction = predict(PAYLOADS, {**MEASURED, "gathers": GATHERED}, GATHERS)
+
+    assert prediction is not None
+    # One of the verify pass and one of the draft extension, and one of a draft step.
+    assert prediction.saved_ms == pytest.approx((126 * 10.0 - 3 + 2 * 20.0 + 5.0) / 1e3)
+    assert prediction.baseline_ms == pytest.approx((126 * 40.0 + 60 + 2 * 50.0 + 20.0) / 1e3)
+    assert (prediction.all_reduce_count, prediction.missing_count) == (129, 0)
+    assert [(row.size_bytes, row.count, row.tuned_us) for row in prediction.gathers] == [
+        (122880, 2, 30.0),
+        (40960, 1, 15.0),
+    ]
+    words = sentence({**MEASURED, "gathers": GATHERED})
+    assert words.endswith("more than its all-reduces and all-gathers alone should")
+
+
+def test_predict_names_one_all_gather_that_was_not_measured() -> None:
+    measured = {**MEASURED, "gathers": GATHERED[:1]}
+    prediction = predict(PAYLOADS, measured, GATHERS)
+
+    assert prediction is not None
+    assert prediction.saved_ms == pytest.approx((126 * 10.0 - 3 + 2 * 20.0) / 1e3)
+    assert sentence(measured).endswith(
+        "; 1 all-gather a step (40960 bytes a rank) follows the same settings and is not in the "
+        "prediction"
+    )
+
+
+@pytest.mark.parametrize("gathers", [[], None, "122880", [7, {"bytes": 122880}]])
+def test_predict_without_measured_all_gathers_names_them_all(gathers: object) -> None:
+    measured = {**MEASURED, "gathers": gathers}
+    prediction = predict(PAYLOADS, measured, GATHERS)
+
+    assert prediction is not None
+    assert prediction.saved_ms == predicted(MEASURED).saved_ms
+    assert f"more than its all-reduces alone should; 3 {UNCOUNTED}" in sentence(measured)
+    assert sentence(measured) == sentence(MEASURED)
+
+
+def test_predict_says_what_it_leaves_out_where_both_agree_too() -> None:
+    words = sentence({"payloads": MEASURED["payloads"][:1]}, effect_pct=6.0)
+
+    assert "they agree within that interval; 3 of 129 all-reduces a step were not" in words
+    assert words.endswith(f"left out; 3 {UNCOUNTED} in the prediction")
+
+
+def test_predict_all_gathers_alone_are_no_prediction() -> None:
+    assert predict(PAYLOADS, {"gathers": GATHERED}, GATHERS) is None
 
 
 @pytest.mark.parametrize(

@@ -197,11 +197,10 @@ def first_tokens(
     boots: Sequence[Boot], factors: Sequence[float], *, prompt: str = "short"
 ) -> list[Boot]:
     """Give each boot a time to first token of its own."""
-    field = f"ttft_{prompt}_ms"
-    return [
-        replace(boot, **{field: (TTFT_MS * factor,)})
-        for boot, factor in zip(boots, factors, strict=True)
-    ]
+    times_ms = [(TTFT_MS * factor,) for factor in factors]
+    if prompt == "short":
+        return [replace(b, ttft_short_ms=ms) for b, ms in zip(boots, times_ms, strict=True)]
+    return [replace(b, ttft_long_ms=ms) for b, ms in zip(boots, times_ms, strict=True)]
 
 
 FASTER = {"default": 20.0, "folk": 16.0}

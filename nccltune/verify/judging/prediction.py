@@ -1,23 +1,26 @@
 """What NCCL settings should save in a step, by arithmetic, beside what was measured.
 
-All-reduces a step by size, from the model and the launch, times the microseconds that one takes,
-from a search or a bench. Pure.
+All-reduces and all-gathers a step by size, from the model and the launch, times the microseconds
+that one takes, from a search or a bench. Pure.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nccltune.payloads.workload import Payload
+    from nccltune.payloads.workload import Gather, Payload
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionRow:
-    """One all-reduce size of a step; times are of one all-reduce, None where not measured."""
+    """One size of a step's collectives; times are of one of them, None where not measured.
+
+    ``size_bytes`` is what an all-reduce sums, or what each rank contributes to an all-gather.
+    """
 
     size_bytes: int
     count: int
@@ -28,10 +31,14 @@ class PredictionRow:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """All-reduce time of one decode step under both settings.
+    """Time in NCCL of one decode step under both settings.
 
     Attributes:
+        rows: its all-reduces.
+        gathers: its all-gathers.
         missing_count: all-reduces a step whose size was not measured; in neither sum.
+        baseline_ms: of all that was measured, all-gathers too.
+        tuned_ms: the same under the settings.
     """
 
     rows: tuple[PredictionRow, ...]
@@ -39,6 +46,7 @@ class Prediction:
     missing_count: int
     baseline_ms: float
     tuned_ms: float
+    gathers: tuple[PredictionRow, ...] = ()
 
     @property
     def saved_ms(self) -> float:
@@ -52,8 +60,8 @@ class PredictionCheck:
 
     Attributes:
         measured_ci_ms: interval of the measured saving; None where there is none.
-        nccl_share: share of a step of the baseline that the all-reduces take.
-        sentence: how far the two are apart, in words.
+        nccl_share: share of a step of the baseline that the collectives predicted take.
+        sentence: how far the two are apart, in words, and what the prediction does not count.
     """
 
     predicted_saved_ms: float
@@ -63,42 +71,59 @@ class PredictionCheck:
     sentence: str
 
 
-def predict(payloads: Sequence[Payload], measured: Mapping[str, object]) -> Prediction | None:
-    """Multiply all-reduces a step with their times; a size that was not measured is not guessed.
+def predict(
+    payloads: Sequence[Payload],
+    measured: Mapping[str, object],
+    gathers: Sequence[Gather] = (),
+) -> Prediction | None:
+    """Multiply collectives a step with their times; a size that was not measured is not guessed.
 
     Args:
         payloads: of the batch size that was served (``workload.batches[..].payloads``).
         measured: ``Profile.measured``, or the ``data`` of ``search``: its ``payloads`` hold
-            ``bytes``, ``baseline_us`` and ``tuned_us``.
+            ``bytes``, ``baseline_us`` and ``tuned_us``, as do its ``gathers``, where it has any.
+        gathers: of the same batch size.
 
     Returns:
-        None where nothing measured fits this launch.
+        None where no all-reduce that was measured fits this launch.
     """
-    times = _times_us(measured)
-    rows = tuple(
-        PredictionRow(
-            payload.size_bytes,
-            payload.count,
-            payload.origin,
-            *times.get(payload.size_bytes, (None, None)),
-        )
-        for payload in payloads
-    )
-    known = [
-        (row.count, row.baseline_us, row.tuned_us)
-        for row in rows
-        if row.baseline_us is not None and row.tuned_us is not None
-    ]
-    if not known:
+    rows = _rows(payloads, _times_us(measured.get("payloads")))
+    gather_rows = _rows(gathers, _times_us(measured.get("gathers")))
+    if not _known(rows):
         return None
+    known = [*_known(rows), *_known(gather_rows)]
     total = sum(row.count for row in rows)
     return Prediction(
         rows=rows,
         all_reduce_count=total,
-        missing_count=total - sum(count for count, _, _ in known),
+        missing_count=total - sum(count for count, _, _ in _known(rows)),
         baseline_ms=math.fsum(count * us for count, us, _ in known) / 1e3,
         tuned_ms=math.fsum(count * us for count, _, us in known) / 1e3,
+        gathers=gather_rows,
     )
+
+
+def _rows(
+    collectives: Sequence[Payload | Gather], times_us: Mapping[int, tuple[float, float]]
+) -> tuple[PredictionRow, ...]:
+    return tuple(
+        PredictionRow(
+            each.size_bytes,
+            each.count,
+            each.origin,
+            *times_us.get(each.size_bytes, (None, None)),
+        )
+        for each in collectives
+    )
+
+
+def _known(rows: Sequence[PredictionRow]) -> list[tuple[int, float, float]]:
+    """Return count and both times of the rows that were measured."""
+    return [
+        (row.count, row.baseline_us, row.tuned_us)
+        for row in rows
+        if row.baseline_us is not None and row.tuned_us is not None
+    ]
 
 
 def check_prediction(
@@ -129,9 +154,8 @@ def check_prediction(
     )
 
 
-def _times_us(measured: Mapping[str, object]) -> dict[int, tuple[float, float]]:
+def _times_us(rows: object) -> dict[int, tuple[float, float]]:
     """Read size -> time under both settings, leaving out whatever is not a time."""
-    rows = measured.get("payloads")
     times: dict[int, tuple[float, float]] = {}
     for row in rows if isinstance(rows, Sequence) and not isinstance(rows, str) else ():
         if not isinstance(row, Mapping):
@@ -164,8 +188,25 @@ def _compare(
         else:
             apart = abs(predicted_ms - measured_ms)
             which = "less" if measured_ms < predicted_ms else "more"
-            text += f"the server saves {apart:.2f} ms {which} than its all-reduces alone should"
+            alone = "all-reduces and all-gathers" if _known(prediction.gathers) else "all-reduces"
+            text += f"the server saves {apart:.2f} ms {which} than its {alone} alone should"
+    return "; ".join([text, *_not_counted(prediction)])
+
+
+def _not_counted(prediction: Prediction) -> Iterator[str]:
+    """Name what may make the server save more or less than predicted."""
     if prediction.missing_count:
         missing, total = prediction.missing_count, prediction.all_reduce_count
-        text += f"; {missing} of {total} all-reduces a step were not measured and are left out"
-    return text
+        yield f"{missing} of {total} all-reduces a step were not measured and are left out"
+    unknown = [row for row in prediction.gathers if row.baseline_us is None]
+    if unknown:
+        count = sum(row.count for row in unknown)
+        sizes = ", ".join(str(row.size_bytes) for row in sorted(unknown, key=_size))
+        which, verbs = ("all-gather", "follows the same settings and is")
+        if count > 1:
+            which, verbs = ("all-gathers", "follow the same settings and are")
+        yield f"{count} {which} a step ({sizes} bytes a rank) {verbs} not in the prediction"
+
+
+def _size(row: PredictionRow) -> int:
+    return row.size_bytes
