@@ -74,8 +74,9 @@ def routes(run: Run) -> None:
     run.call("install", "install", "--no-units", "--python", run.python)
     try:
         lanes = run.options.lane or LANES[:2]
-        with ThreadPoolExecutor(len(lanes) * len(ROUTES)) as pool:
-            servers = [pool.submit(try_route, run, lane, name) for lane in lanes for name in ROUTES]
+        names = run.options.route or ROUTES
+        with ThreadPoolExecutor(len(lanes) * len(names)) as pool:
+            servers = [pool.submit(try_route, run, lane, name) for lane in lanes for name in names]
             for server in servers:
                 server.result()
     finally:
@@ -318,6 +319,7 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable, help="the interpreter with SGLang")
     parser.add_argument("--stage", action="append", choices=list(STAGES))
     parser.add_argument("--lane", action="append", choices=LANES)
+    parser.add_argument("--route", action="append", choices=ROUTES)
     parser.add_argument("--boots", type=int, default=4, help="an arm")
     parser.add_argument("--resume", action="store_true", help="go on with verifies under --out")
     parser.add_argument("--found", type=Path, help="the profile that a search saved")
