@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from nccltune.errors import UsageProblem
+from nccltune.errors import NccltuneError, UsageProblem
 from nccltune.host.server_python import installed, output_of, package_dirs
 from nccltune.seen_files import OWN, SeenFiles, is_dir, is_file
 
@@ -100,17 +101,26 @@ def read_host(
     return with_nccl(facts, nccl_version(python, variables, files))
 
 
-def read_visible(environ: Mapping[str, str], *, nvml: ModuleType | None = None) -> HostFacts:
-    """Read the GPUs alone, and no NCCL; arguments and errors as ``read_here``."""
-    # Loaded here, for who is told of the GPUs by another process needs no NVML.
-    from nccltune.host.hardware import read_gpus
+def read_visible(
+    environ: Mapping[str, str], *, nvml: ModuleType | None = None, is_last: bool = False
+) -> HostFacts:
+    """Read the GPUs alone, and no NCCL; other arguments and errors as ``read_here``.
 
-    hardware = read_gpus(nvml)
-    gpus = _visible(hardware, environ.get(VISIBLE_VARIABLE))
-    return HostFacts(
-        fingerprint=hardware.fingerprint(gpus, nccl_version=None),
-        gpu_architecture=gpus[0].compute_capability,
-    )
+    Args:
+        environ: as there.
+        nvml: as there.
+        is_last: this process ends soon, so that NVML may stay open.
+    """
+    # Loaded here, for who is told of the GPUs by another process needs no NVML.
+    from nccltune.host.gpu_choice import numbers_named
+
+    visible = environ.get(VISIBLE_VARIABLE)
+    only = numbers_named(visible)
+    if only is not None:
+        # Where one of these is not to be had, the reading of all says so among them.
+        with suppress(NccltuneError):
+            return _read_visible(visible, only, nvml, is_last=is_last)
+    return _read_visible(visible, None, nvml, is_last=is_last)
 
 
 def with_nccl(facts: HostFacts, version: str | None) -> HostFacts:
@@ -140,7 +150,21 @@ def nccl_version(
     return _loaded_version(LIBRARY_NAME, environ)
 
 
-def _visible(hardware: Hardware, visible: str | None) -> tuple[Gpu, ...]:
+def _read_visible(
+    visible: str | None, only: Collection[int] | None, nvml: ModuleType | None, *, is_last: bool
+) -> HostFacts:
+    # Loaded here, as above.
+    from nccltune.host.hardware import read_gpus
+
+    hardware = read_gpus(nvml, only=only, is_brief=True, is_last=is_last)
+    gpus = _choose(hardware, visible)
+    return HostFacts(
+        fingerprint=hardware.fingerprint(gpus, nccl_version=None),
+        gpu_architecture=gpus[0].compute_capability,
+    )
+
+
+def _choose(hardware: Hardware, visible: str | None) -> tuple[Gpu, ...]:
     # Loaded here, as above.
     from nccltune.host.gpu_choice import choose_gpus
 

@@ -6,7 +6,6 @@ read is None, never a stand-in value.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -96,6 +95,9 @@ class Fingerprint:
 
     def digest(self) -> str:
         """Return a hex name of these facts; equal facts have equal digests."""
+        # Loaded here, for it brings OpenSSL along, and most who compare hosts name none.
+        import hashlib
+
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

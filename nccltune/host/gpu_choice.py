@@ -7,11 +7,24 @@ from typing import TYPE_CHECKING
 from nccltune.errors import HostError, UsageProblem
 
 if TYPE_CHECKING:
+    from collections.abc import Set
+
     from nccltune.host.hardware import Gpu, Hardware
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 DEFAULT_SHARED_RANKS = 2
 MAX_SHARED_RANKS = 16
+_MAX_DIGITS = 9
+
+
+def numbers_named(visible: str | None) -> Set[int] | None:
+    """Return the GPUs that the variable names by number; None where it takes all to tell which.
+
+    Args:
+        visible: as for ``choose_gpus``.
+    """
+    tokens = [token.strip() for token in (visible or "").split(",")]
+    return {int(token) for token in tokens} if all(map(_is_number, tokens)) else None
 
 
 def choose_gpus(
@@ -79,7 +92,7 @@ def _visible_gpus(hardware: Hardware, visible: str | None) -> tuple[Gpu, ...]:
 
 
 def _gpu_named(hardware: Hardware, token: str, visible: str) -> Gpu:
-    if token.isascii() and token.isdecimal():
+    if _is_number(token):
         return _gpu_by_index(hardware, int(token), visible)
     if token.upper().startswith("MIG-"):
         raise _mig_error(f"{VARIABLE} names the MIG instance {token!r}")
@@ -92,6 +105,10 @@ def _gpu_named(hardware: Hardware, token: str, visible: str) -> Gpu:
     else:
         reason = f"{token!r} is neither an index nor a GPU's UUID"
     raise _visible_problem(visible, reason)
+
+
+def _is_number(token: str) -> bool:
+    return token.isascii() and token.isdecimal() and len(token) <= _MAX_DIGITS
 
 
 def _gpu_by_index(hardware: Hardware, idx: int, visible: str) -> Gpu:

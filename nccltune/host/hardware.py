@@ -1,7 +1,7 @@
 """What the driver says about this host's GPUs: the only module that opens NVML.
 
-NVML is opened for each reading and closed after it. A reading that the driver does not give is
-None, never 0.
+NVML is opened for each reading and closed after it, but for the last one of a process. A reading
+that the driver does not give is None, never 0.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nccltune.host.fingerprint import Fingerprint, LinkMatrix
+from nccltune.host.nvml_links import Endpoint, read_link_names, read_nvlinks
 from nccltune.host.nvml_readings import (
     SYS_ROOT,
-    Endpoint,
+    NumaNodes,
     host_error,
-    read_link_name,
     read_memory,
-    read_numa_node,
-    read_nvlinks,
     read_optional,
     read_peer_refusal,
     read_processes,
@@ -62,6 +60,8 @@ class Gpu:
         compute_capability: ``sm90``.
         is_mig_enabled: None where it could not be read.
         processes: with a compute context; None where the driver does not list them.
+
+    Memory and processes are None after a brief reading.
     """
 
     idx: int
@@ -133,25 +133,38 @@ class Hardware:
         return [name for row in self.links for name in row if name != SAME_GPU]
 
 
-def read_gpus(nvml: ModuleType | None = None, *, sys_root: Path = SYS_ROOT) -> Hardware:
-    """Read every GPU of this host and the links between them; none is no error here.
+def read_gpus(
+    nvml: ModuleType | None = None,
+    *,
+    sys_root: Path = SYS_ROOT,
+    only: Collection[int] | None = None,
+    is_brief: bool = False,
+    is_last: bool = False,
+) -> Hardware:
+    """Read the GPUs of this host and the links between them; none is no error here.
 
     Args:
         nvml: stands in for ``pynvml`` in tests.
         sys_root: where sysfs is mounted.
+        only: NVML's numbers of the GPUs to read; None for every GPU.
+        is_brief: leave out memory and processes, which no fingerprint holds.
+        is_last: leave NVML open, for this process ends soon and the kernel closes it, too.
 
     Raises:
         HostError: NVML cannot be used at all: no driver, a driver that was upgraded under a running
             system, a container that lost its devices, or nothing but GPUs that cannot be read.
     """
-    with _session(nvml) as module:
+    with _session(nvml, stays_open=is_last) as module:
         gpus: list[Gpu] = []
         endpoints: list[Endpoint] = []
         failures: list[tuple[int, HostError]] = []
+        numa_nodes = NumaNodes(module, sys_root)
         for idx in range(module.nvmlDeviceGetCount()):
+            if only is not None and idx not in only:
+                continue
             try:
                 handle = module.nvmlDeviceGetHandleByIndex(idx)
-                gpu = _read_gpu(module, handle, idx, sys_root)
+                gpu = _read_gpu(module, handle, idx, numa_nodes, is_brief=is_brief)
                 endpoint = Endpoint(handle, gpu.pci_bus_id, read_nvlinks(module, handle))
             except module.NVMLError as error:
                 failures.append((idx, host_error(module, error.value, str(error))))
@@ -219,16 +232,17 @@ def read_peer_refusals(
 
 
 @contextmanager
-def _session(nvml: ModuleType | None) -> Iterator[ModuleType]:
-    """Open NVML, close it whatever happens, and turn its errors into ours."""
+def _session(nvml: ModuleType | None, *, stays_open: bool = False) -> Iterator[ModuleType]:
+    """Open NVML, close it whatever happens unless it stays open, and turn its errors into ours."""
     module = _import_pynvml() if nvml is None else nvml
     try:
         module.nvmlInit()
         try:
             yield module
         finally:
-            with suppress(module.NVMLError):
-                module.nvmlShutdown()
+            if not stays_open:
+                with suppress(module.NVMLError):
+                    module.nvmlShutdown()
     except module.NVMLError as error:
         raise host_error(module, error.value, str(error)) from error
 
@@ -246,11 +260,14 @@ def _handle(nvml: ModuleType, uuid: str) -> object:
     return handle
 
 
-def _read_gpu(nvml: ModuleType, handle: object, idx: int, sys_root: Path) -> Gpu:
+def _read_gpu(
+    nvml: ModuleType, handle: object, idx: int, numa_nodes: NumaNodes, *, is_brief: bool
+) -> Gpu:
     pci_bus_id = nvml.nvmlDeviceGetPciInfo(handle).busId.lower()
-    total_bytes, free_bytes, used_bytes = read_memory(nvml, handle)
+    memory_bytes = (None, None, None) if is_brief else read_memory(nvml, handle)
+    total_bytes, free_bytes, used_bytes = memory_bytes
+    processes = None if is_brief else read_processes(nvml, handle)
     capability = read_optional(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
-    processes = read_processes(nvml, handle)
     return Gpu(
         idx=idx,
         uuid=nvml.nvmlDeviceGetUUID(handle),
@@ -261,7 +278,7 @@ def _read_gpu(nvml: ModuleType, handle: object, idx: int, sys_root: Path) -> Gpu
         memory_used_bytes=used_bytes,
         compute_capability=None if capability is None else f"sm{capability[0]}{capability[1]}",
         is_mig_enabled=_read_mig(nvml, handle),
-        numa_node=read_numa_node(nvml, handle, pci_bus_id, sys_root),
+        numa_node=numa_nodes.read(handle, pci_bus_id),
         processes=None if processes is None else tuple(GpuProcess(*found) for found in processes),
     )
 
@@ -279,7 +296,6 @@ def _read_mig(nvml: ModuleType, handle: object) -> bool | None:
 
 
 def _read_links(nvml: ModuleType, endpoints: Sequence[Endpoint]) -> LinkMatrix:
-    return tuple(
-        tuple(SAME_GPU if a is b else read_link_name(nvml, a, b) for b in endpoints)
-        for a in endpoints
-    )
+    names = read_link_names(nvml, endpoints)
+    positions = range(len(endpoints))
+    return tuple(tuple(SAME_GPU if i == j else names[i, j] for j in positions) for i in positions)

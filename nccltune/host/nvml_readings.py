@@ -6,9 +6,8 @@ hand over a fake.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from nccltune.errors import HostError
 
@@ -34,28 +33,6 @@ _PEER_REFUSALS = {
 
 MASK_WORDS = 16
 """64-bit words of a NUMA node mask: 1024 nodes, the most that Linux knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class NvLink:
-    """One active NVLink of a GPU.
-
-    Attributes:
-        remote_bus_id: PCI address at the other end; None where the driver hides it.
-        is_to_gpu: the other end is a GPU and no switch; None where the driver hides it.
-    """
-
-    remote_bus_id: str | None
-    is_to_gpu: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One GPU as the link matrix needs it."""
-
-    handle: Any
-    pci_bus_id: str
-    nvlinks: tuple[NvLink, ...]
 
 
 def host_error(nvml: ModuleType, code: int, text: str) -> HostError:
@@ -132,58 +109,6 @@ def read_processes(nvml: ModuleType, handle: object) -> tuple[tuple[int, int | N
     return None if found is None else tuple((p.pid, p.usedGpuMemory) for p in found)
 
 
-def read_nvlinks(nvml: ModuleType, handle: object) -> tuple[NvLink, ...]:
-    """Return the active NVLinks of a GPU; none where it has none."""
-    links = []
-    for link_idx in range(nvml.NVML_NVLINK_MAX_LINKS):
-        state = read_optional(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link_idx)
-        if state is None:
-            break  # no NVLink at all, or the number of the last link is passed
-        if state != nvml.NVML_FEATURE_ENABLED:
-            continue
-        pci = read_optional(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link_idx)
-        kind = read_optional(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link_idx)
-        is_to_gpu = None if kind is None else kind == nvml.NVML_NVLINK_DEVICE_TYPE_GPU
-        links.append(NvLink(None if pci is None else pci.busId.lower(), is_to_gpu))
-    return tuple(links)
-
-
-def read_link_name(nvml: ModuleType, one: Endpoint, other: Endpoint) -> str | None:
-    """Name the way from one GPU to another one, as ``nvidia-smi topo -m`` does."""
-    nvlink_count = _count_nvlinks(nvml, one, other)
-    if nvlink_count:
-        return f"NV{nvlink_count}"
-    level = read_optional(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one.handle, other.handle)
-    names = {
-        nvml.NVML_TOPOLOGY_INTERNAL: "PIX",  # two GPUs on one board, behind its switch
-        nvml.NVML_TOPOLOGY_SINGLE: "PIX",
-        nvml.NVML_TOPOLOGY_MULTIPLE: "PXB",
-        nvml.NVML_TOPOLOGY_HOSTBRIDGE: "PHB",
-        nvml.NVML_TOPOLOGY_NODE: "NODE",
-        nvml.NVML_TOPOLOGY_SYSTEM: "SYS",
-    }
-    return None if level is None else names.get(level)
-
-
-def _count_nvlinks(nvml: ModuleType, one: Endpoint, other: Endpoint) -> int:
-    direct_count = sum(link.remote_bus_id == other.pci_bus_id for link in one.nvlinks)
-    if direct_count:
-        return direct_count
-    # Through NVSwitch every link leads to every GPU, so that the weaker end's links count.
-    status = read_optional(
-        nvml,
-        nvml.nvmlDeviceGetP2PStatus,
-        one.handle,
-        other.handle,
-        nvml.NVML_P2P_CAPS_INDEX_NVLINK,
-    )
-    if status is not None and status != nvml.NVML_P2P_STATUS_OK:
-        return 0
-    # Where P2P is granted, a link whose end is hidden may lead there; else only one to a switch.
-    kinds = {False} if status is None else {False, None}
-    return min(sum(link.is_to_gpu in kinds for link in end.nvlinks) for end in (one, other))
-
-
 def read_peer_refusal(nvml: ModuleType, one: object, other: object) -> str | None:
     """Say why one GPU may not read and write the other's memory; empty where it may.
 
@@ -198,25 +123,48 @@ def read_peer_refusal(nvml: ModuleType, one: object, other: object) -> str | Non
     return _PEER_REFUSALS.get(refused[0], "not supported") if refused else None
 
 
-def read_numa_node(nvml: ModuleType, handle: object, pci_bus_id: str, sys_root: Path) -> int | None:
-    """Return the NUMA node nearest to a GPU; None where it is hidden or there are several."""
-    domain, _, rest = pci_bus_id.partition(":")
-    path = sys_root / f"bus/pci/devices/{int(domain, 16):04x}:{rest}/numa_node"
+class NumaNodes:
+    """Finds the NUMA node nearest to each GPU; NVML is asked last, for it takes long over it."""
+
+    def __init__(self, nvml: ModuleType, sys_root: Path) -> None:
+        self._nvml = nvml
+        self._devices = sys_root / "bus/pci/devices"
+        # A virtual machine mostly has one node, and does not say that its devices belong to it.
+        self._online = _read_text(sys_root / "devices/system/node/online")
+        self._only: int | None = None
+
+    def read(self, handle: object, pci_bus_id: str) -> int | None:
+        """Return the node of one GPU; None where it is hidden or there are several."""
+        domain, _, rest = pci_bus_id.partition(":")
+        node = _read_text(self._devices / f"{int(domain, 16):04x}:{rest}/numa_node")
+        if node.isdecimal():
+            return int(node)
+        if self._only is not None:
+            return self._only
+        nodes = self._ask(handle)
+        if len(nodes) != 1:
+            return None
+        if self._online == str(nodes[0]):
+            self._only = nodes[0]  # there is no other one
+        return nodes[0]
+
+    def _ask(self, handle: object) -> list[int]:
+        mask = read_optional(
+            self._nvml,
+            self._nvml.nvmlDeviceGetMemoryAffinity,
+            handle,
+            MASK_WORDS,
+            self._nvml.NVML_AFFINITY_SCOPE_NODE,
+        )
+        return [] if mask is None else _nodes_from_mask(list(mask))
+
+
+def _read_text(path: Path) -> str:
+    """Return what a file of sysfs says; empty where it is not there."""
     try:
-        node = int(path.read_text())
+        return path.read_text().strip()
     except (OSError, ValueError):
-        node = -1
-    if node >= 0:
-        return node
-    mask = read_optional(
-        nvml,
-        nvml.nvmlDeviceGetMemoryAffinity,
-        handle,
-        MASK_WORDS,
-        nvml.NVML_AFFINITY_SCOPE_NODE,
-    )
-    nodes = [] if mask is None else _nodes_from_mask(list(mask))
-    return nodes[0] if len(nodes) == 1 else None
+        return ""
 
 
 def _nodes_from_mask(words: list[int]) -> list[int]:

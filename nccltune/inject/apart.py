@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
 _CHUNK_BYTES = 65536
-_REAP_S = 0.2
+_REAP_S = 2.0
+"""A driver without its persistence daemon takes the GPUs down when the last process leaves them."""
 _POLL_S = 0.0003
 
 

@@ -150,11 +150,12 @@ def _decide(
     if command is not None:
         python = find_python(argv, environ)
         seen = {**environ, **command.environment}
-        facts, host_problem = _host(python, seen, read_gpus)
         shape = read_shape(command)
         version = (
             None if python is None else installed_version(package_dirs(python, seen), "sglang")
         )
+        # Last, for another process may be waiting for the driver meanwhile.
+        facts, host_problem = _host(python, seen, read_gpus)
     decision = resolve(
         argv=argv,
         environ=environ,
@@ -196,8 +197,8 @@ def _host(
     from nccltune.host.facts import nccl_version, read_visible, with_nccl
 
     try:
-        facts = (read_gpus or read_visible)(environ)
-        return with_nccl(facts, nccl_version(python, environ)), ""
+        version = nccl_version(python, environ)
+        return with_nccl((read_gpus or read_visible)(environ), version), ""
     except NccltuneError as error:
         return None, str(error)
 

@@ -28,7 +28,7 @@ def driver_answer(
         UsageProblem: as for ``read_visible``.
     """
     if asked.get(VISIBLE_VARIABLE) != environ.get(VISIBLE_VARIABLE):
-        return read_visible(environ)
+        return read_visible(environ, is_last=True)
     try:
         answer = receive(errand, DRIVER_TIMEOUT_S)
     except ApartError as error:

@@ -217,7 +217,7 @@ def _ask_driver(environ: dict[str, str]) -> dict[str, object]:
     from nccltune.host.facts import read_visible
 
     try:
-        facts = read_visible(environ)
+        facts = read_visible(environ, is_last=True)
     except NccltuneError as error:
         return {"problem": str(error)}
     return {"fingerprint": facts.fingerprint.to_json(), "architecture": facts.gpu_architecture}

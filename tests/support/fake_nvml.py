@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +77,7 @@ class FakeNvml(ModuleType):
         has_nvlink_p2p: by two indices; None where the driver does not say.
         peer_status: nvmlGpuP2PStatus_t by two indices; None where the driver does not say.
         open_count: sessions that are open now.
+        calls: how often each call was made.
     """
 
     NVML_ERROR_NOT_SUPPORTED = NOT_SUPPORTED
@@ -127,6 +129,12 @@ class FakeNvml(ModuleType):
         self.driver_version = driver_version
         self.is_old_driver = is_old_driver
         self.open_count = 0
+        self.calls: Counter[str] = Counter()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("nvml"):
+            self.calls[name] += 1
+        return super().__getattribute__(name)
 
     def nvmlInit(self) -> None:  # noqa: N802
         if self.init_error is not None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 from nccltune import entry
 from nccltune.cli.run import command
 from nccltune.errors import FileError
-from nccltune.host.fingerprint import MatchKind
+from nccltune.host.fingerprint import Fingerprint, MatchKind
 from nccltune.inject import running
 from nccltune.inject.resolver import Decision
 from nccltune.inject.run_report import decision_data, describe, write_report
@@ -24,7 +25,17 @@ from nccltune.inject.running import (
     parse_options,
 )
 from nccltune.sglang.allreduce_path import AllReducePath, PathVerdict
+from tests.support.fake_nvml import nvswitch_host
 
+DEAR_CALLS = (
+    "nvmlInit",
+    "nvmlShutdown",
+    "nvmlDeviceGetHandleByIndex",
+    "nvmlDeviceGetP2PStatus",
+    "nvmlDeviceGetTopologyCommonAncestor",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetComputeRunningProcesses",
+)
 APPLIED = Decision(
     "profile kimi is applied: identical host",
     applied={"NCCL_THREAD_THRESHOLDS": "8 8 64", "NCCL_ALGO": "allreduce:Ring"},
@@ -181,3 +192,24 @@ def test_entry_takes_the_short_way_for_run_alone(monkeypatch: pytest.MonkeyPatch
     assert entry.main() == 2
     monkeypatch.setattr("sys.argv", ["nccltune", "profile", "list"])
     assert entry.main() == 99
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_the_driver_is_asked_no_more_than_a_fingerprint_needs(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = nvswitch_host(count)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+
+    answer = running._ask_driver({})
+
+    assert Fingerprint.from_json(answer["fingerprint"]).world_size == count
+    assert {name: nvml.calls[name] for name in DEAR_CALLS} == {
+        "nvmlInit": 1,
+        "nvmlShutdown": 0,
+        "nvmlDeviceGetHandleByIndex": count,
+        "nvmlDeviceGetP2PStatus": count * (count - 1) // 2,
+        "nvmlDeviceGetTopologyCommonAncestor": 0,
+        "nvmlDeviceGetMemoryInfo": 0,
+        "nvmlDeviceGetComputeRunningProcesses": 0,
+    }

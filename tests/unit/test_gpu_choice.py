@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nccltune.errors import ExitCode, HostError, NccltuneError, UsageProblem
-from nccltune.host.gpu_choice import choose_gpus
+from nccltune.host.gpu_choice import choose_gpus, numbers_named
 from nccltune.host.hardware import Hardware, read_gpus
 from tests.support.fake_nvml import GPU_IS_LOST, FakeNvml, fake_uuid, nvswitch_host
 
@@ -39,6 +39,28 @@ def test_choose_gpus_takes_every_form_in_its_order(
 
 
 @pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("0,2", {0, 2}),
+        (" 3 , 1 ", {3, 1}),
+        ("07", {7}),
+        (None, None),
+        ("", None),
+        ("0,", None),
+        ("0,-1", None),
+        ("0,GPU-1a", None),
+        ("MIG-1", None),
+        ("²", None),
+        ("9" * 5000, None),
+    ],
+)
+def test_numbers_named_are_told_only_where_all_are_numbers(
+    visible: str | None, expected: set[int] | None
+) -> None:
+    assert numbers_named(visible) == expected
+
+
+@pytest.mark.parametrize(
     ("visible", "rank_count", "expected"),
     [(None, 2, [0, 1]), ("5,4,3", 2, [5, 4]), (None, 8, list(range(8)))],
 )
@@ -65,6 +87,7 @@ def test_choose_gpus_takes_the_first_of_many(
         ("0;1", ("'0;1'",)),
         ("1.0,2", ("'1.0'",)),
         ("²,1", ("'²'",)),
+        ("9" * 5000, ("neither an index nor",)),  # more digits than int() takes
     ],
 )
 def test_choose_gpus_with_bad_variable_says_which_entry(

@@ -242,6 +242,81 @@ def test_read_gpus_finds_numa_node(
     assert read(nvml, tmp_path).gpus[0].numa_node == expected
 
 
+def write_sysfs(root: Path, online: str | None, nodes: dict[int, str]) -> None:
+    """Lay out sysfs: the host's nodes, and the node of some GPUs by number."""
+    if online is not None:
+        (root / "devices/system/node").mkdir(parents=True)
+        (root / "devices/system/node/online").write_text(f"{online}\n")
+    for idx, node in nodes.items():
+        folder = root / f"bus/pci/devices/0000:{0x1B + idx:02x}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text(f"{node}\n")
+
+
+@pytest.mark.parametrize(
+    ("online", "in_sysfs", "in_nvml", "expected", "asked_count"),
+    [
+        pytest.param("0-1", ("1",) * 8, (0,), [1] * 8, 0, id="sysfs knows"),
+        pytest.param("0", ("-1",) * 8, (0,), [0] * 8, 1, id="one node"),
+        pytest.param("2", ("-1",) * 8, (2,), [2] * 8, 1, id="one node of another number"),
+        pytest.param("0", ("-1",) * 8, (1,), [1] * 8, 8, id="one node that NVML does not know"),
+        pytest.param("0-1", ("-1",) * 8, (1,), [1] * 8, 8, id="several nodes"),
+        pytest.param("0,2", ("-1",) * 8, (2,), [2] * 8, 8, id="several nodes with a gap"),
+        pytest.param(None, ("-1",) * 8, (0,), [0] * 8, 8, id="nodes hidden"),
+        pytest.param(None, (), (0,), [0] * 8, 8, id="sysfs hidden"),
+        pytest.param("0", ("-1",) * 8, (), [None] * 8, 8, id="nobody knows"),
+        pytest.param("0", ("0", "-1", "0"), (0,), [0] * 8, 1, id="sysfs knows some"),
+    ],
+)
+def test_read_gpus_asks_nvml_for_numa_nodes_no_more_than_needed(
+    online: str | None,
+    in_sysfs: tuple[str, ...],
+    in_nvml: tuple[int, ...],
+    expected: list[int | None],
+    asked_count: int,
+    tmp_path: Path,
+) -> None:
+    write_sysfs(tmp_path, online, dict(enumerate(in_sysfs)))
+    nvml = FakeNvml([fake_gpu(idx, numa_nodes=in_nvml) for idx in range(8)])
+
+    assert [gpu.numa_node for gpu in read(nvml, tmp_path).gpus] == expected
+    assert nvml.calls["nvmlDeviceGetMemoryAffinity"] == asked_count
+
+
+def test_read_gpus_does_not_take_one_failed_reading_for_all(tmp_path: Path) -> None:
+    write_sysfs(tmp_path, "0", {})
+    nvml = FakeNvml([fake_gpu(idx, numa_nodes=(0,)) for idx in range(3)])
+    nvml.gpus[0].errors["affinity"] = NOT_SUPPORTED
+
+    assert [gpu.numa_node for gpu in read(nvml, tmp_path).gpus] == [None, 0, 0]
+
+
+def test_read_gpus_of_some_reads_nothing_of_the_others(tmp_path: Path) -> None:
+    nvml = nvswitch_host()
+
+    hardware = read_gpus(nvml, sys_root=tmp_path, only={6, 1, 9})
+
+    assert [gpu.idx for gpu in hardware.gpus] == [1, 6]
+    assert hardware.links == (("X", "NV18"), ("NV18", "X"))
+    assert hardware.problems == ()
+    assert nvml.calls["nvmlDeviceGetHandleByIndex"] == 2
+
+
+def test_read_gpus_briefly_leaves_out_what_no_fingerprint_holds(tmp_path: Path) -> None:
+    nvml = nvswitch_host()
+    full = read(nvml, tmp_path)
+    nvml.calls.clear()
+
+    brief = read_gpus(nvml, sys_root=tmp_path, is_brief=True)
+
+    left_out = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses")
+    assert not nvml.calls.keys() & set(left_out)
+    assert (brief.gpus[0].memory_used_bytes, brief.gpus[0].processes) == (None, None)
+    assert brief.fingerprint(brief.gpus, nccl_version="2.28.9") == full.fingerprint(
+        full.gpus, nccl_version="2.28.9"
+    )
+
+
 @pytest.mark.parametrize(
     ("nvml_code", "code", "words"),
     [
@@ -306,6 +381,14 @@ def test_read_gpus_closes_nvml(errors: dict[str, int], tmp_path: Path) -> None:
         read(nvml, tmp_path)
 
     assert nvml.open_count == 0
+
+
+def test_the_last_reading_of_a_process_leaves_nvml_open(tmp_path: Path) -> None:
+    nvml = nvswitch_host(2)
+
+    read_gpus(nvml, sys_root=tmp_path, is_last=True)
+
+    assert (nvml.open_count, nvml.calls["nvmlShutdown"]) == (1, 0)
 
 
 def test_read_gpus_without_driver_on_this_machine_speaks_plainly() -> None:

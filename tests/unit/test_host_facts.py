@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nccltune.errors import HostError, UsageProblem
+from nccltune.errors import HostError, NccltuneError, UsageProblem
 from nccltune.host import facts as host_facts
-from nccltune.host.facts import nccl_version, read_here, read_host
+from nccltune.host.facts import nccl_version, read_here, read_host, read_visible
+from nccltune.host.hardware import read_gpus
 from nccltune.host.server_python import package_dirs
 from nccltune.seen_files import OwnFiles
-from tests.support.fake_nvml import LIBRARY_NOT_FOUND, FakeNvml, fake_uuid, pcie_host
+from tests.support.fake_nvml import (
+    GPU_IS_LOST,
+    LIBRARY_NOT_FOUND,
+    FakeNvml,
+    fake_uuid,
+    nvswitch_host,
+    pcie_host,
+)
 from tests.support.launch_host import make_site
 
 if TYPE_CHECKING:
@@ -87,6 +95,66 @@ def test_read_here_without_a_driver_is_a_host_error() -> None:
 def test_read_here_with_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(UsageProblem, match="no GPU 9"):
         read_here(PYTHON, {"CUDA_VISIBLE_DEVICES": "9"}, nvml=pcie_host(4))
+
+
+@pytest.mark.parametrize(
+    ("visible", "order", "handle_count", "p2p_count"),
+    [
+        (None, (0, 1, 2, 3, 4, 5, 6, 7), 8, 28),
+        ("0,1", (0, 1), 2, 1),
+        ("7,4,5,6", (7, 4, 5, 6), 4, 6),
+        ("2", (2,), 1, 0),
+        # All of them, to find whose UUIDs these are.
+        (f"{fake_uuid(4)},{fake_uuid(2)}", (4, 2), 8, 28),
+    ],
+)
+def test_read_visible_asks_only_for_gpus_named_by_number(
+    visible: str | None, order: tuple[int, ...], handle_count: int, p2p_count: int
+) -> None:
+    nvml = nvswitch_host(8)
+    for gpu in nvml.gpus:
+        gpu.numa_nodes = (0,)  # a host of one node, as the sysfs of this machine may show
+    hardware = read_gpus(nvml)
+    nvml.calls.clear()
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+
+    facts = read_visible(environ, nvml=nvml)
+
+    chosen = [hardware.gpus[idx] for idx in order]
+    assert facts.fingerprint == hardware.fingerprint(chosen, nccl_version=None)
+    assert nvml.calls["nvmlDeviceGetHandleByIndex"] == handle_count
+    assert nvml.calls["nvmlDeviceGetP2PStatus"] == p2p_count
+    assert nvml.open_count == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "lost", "words"),
+    [
+        ("0,9", (), "no GPU 9, only 0, 1, 2, 3, and"),
+        ("1,2", (1,), "no GPU 1, only 0, 2, 3, and CUDA would stop there; GPU 1 cannot be read"),
+        ("2", (2,), "no GPU 2, only 0, 1, 3, and"),
+        ("0,1", (0, 1, 2, 3), "reboot the host"),
+    ],
+)
+def test_read_visible_names_every_gpu_where_one_is_not_to_be_had(
+    visible: str, lost: tuple[int, ...], words: str
+) -> None:
+    nvml = nvswitch_host(4)
+    for idx in lost:
+        nvml.gpus[idx].errors["handle"] = GPU_IS_LOST
+
+    with pytest.raises(NccltuneError, match=words):
+        read_visible({"CUDA_VISIBLE_DEVICES": visible}, nvml=nvml)
+
+    assert nvml.open_count == 0
+
+
+def test_read_visible_as_the_last_of_a_process_leaves_nvml_open() -> None:
+    nvml = nvswitch_host(2)
+
+    read_visible({}, nvml=nvml, is_last=True)
+
+    assert nvml.open_count == 1
 
 
 @pytest.mark.usefixtures("no_loading")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,10 @@ import pytest
 
 from nccltune.envvars import CATALOGUE, Kind
 from nccltune.errors import HostError
+from nccltune.host import facts as host_facts
 from nccltune.host.facts import HostFacts, read_visible
 from nccltune.host.fingerprint import MatchKind
+from nccltune.host.server_python import installed_version
 from nccltune.inject import decision as inject
 from nccltune.inject.decision import Injection, apply, command_digest, decide
 from nccltune.inject.marker import (
@@ -162,6 +164,28 @@ def test_decide_with_a_broken_previous_applies_the_active_one_and_says_so(
 
     assert decision.applied == SETTINGS
     assert "there is no profile to roll back to" in decision.warnings[0]
+
+
+def test_decide_waits_for_the_driver_only_when_all_else_is_read(
+    host: LaunchHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def noted(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*arguments: Any) -> Any:
+            read.append(name)
+            return work(*arguments)
+
+        return wrapper
+
+    monkeypatch.setattr(inject, "read_shape", noted("model", inject.read_shape))
+    monkeypatch.setattr(inject, "installed_version", noted("sglang", installed_version))
+    monkeypatch.setattr(host_facts, "nccl_version", noted("nccl", host_facts.nccl_version))
+
+    decide_on(host, read_gpus=noted("gpus", lambda seen: read_visible(seen, nvml=host.fake)))
+
+    assert sorted(read[:-1]) == ["model", "nccl", "sglang"]
+    assert read[-1] == "gpus"
 
 
 def test_decide_survives_a_fault_of_ours(host: LaunchHost, monkeypatch: pytest.MonkeyPatch) -> None:
