@@ -374,7 +374,8 @@ def record(run: Run) -> None:
     name = f"h200-{run.ranks}x-{run.transport}"
     path = run.out / f"{name}.json"
     limits = ["--candidates", str(run.options.candidates), "--timeout-s", str(run.options.record_s)]
-    words = ["--name", name, "--append", str(path), *limits]
+    own = [f"--try={settings}" for settings in run.options.tries]
+    words = ["--name", name, "--append", str(path), *limits, *own]
     envelope = call(run, "record", run.command("recording make", *words))
     recording = json.loads(path.read_text())
     distinct = {json.dumps(one["settings"], sort_keys=True) for one in recording["launches"]}
@@ -455,6 +456,7 @@ def main() -> int:
     parser.add_argument("--found", type=Path, help="profile of the stage gather")
     parser.add_argument("--gather-blocks", type=int, default=2, help="of four launches")
     parser.add_argument("--candidates", type=int, default=220)
+    parser.add_argument("--try", dest="tries", action="append", default=[], help="record: first")
     parser.add_argument("--record-s", type=float, default=240.0)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

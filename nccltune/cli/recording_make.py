@@ -24,6 +24,7 @@ from nccltune.cli.options import (
     seed_option,
     workload_options,
 )
+from nccltune.cli.settings_options import parse_candidate
 from nccltune.cli.sources import open_gpus
 from nccltune.cli.tables import fact_grid, heading
 from nccltune.cli.words import format_counts
@@ -35,7 +36,9 @@ from nccltune.recording import Manifest, PayloadShape, RecordingWriter
 from nccltune.recording.finding import recordings_dir
 from nccltune.search.objective import Objective
 from nccltune.search.recording_plan import design_candidates, record
+from nccltune.search.report import FOLK_NAME
 from nccltune.search.space import Space
+from nccltune.store import find_profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
     from nccltune.bench.session import Session
     from nccltune.cli.invocation import Invocation
     from nccltune.cli.sources import Source
-    from nccltune.measurement import PayloadRequest
+    from nccltune.measurement import PayloadRequest, Settings
 
 HOST_EXIT_CODES = {Outcome.HOST_BUSY: ExitCode.BUSY, Outcome.HOST_FAILED: ExitCode.HOST}
 
@@ -56,6 +59,7 @@ class MakeOptions:
 
     name: str
     candidates: int
+    tries: tuple[str, ...]
     timeout_s: float
     seed: int
     append: Path | None
@@ -80,6 +84,13 @@ class MakeOptions:
     help="Candidates to measure, beside the defaults many times over.",
 )
 @click.option(
+    "--try",
+    "tries",
+    multiple=True,
+    metavar="NAME=VALUE[,...]",
+    help="A candidate of your own, measured first. Repeatable.",
+)
+@click.option(
     "--timeout-s",
     type=FiniteRange(min=1.0),
     default=1500.0,
@@ -102,10 +113,11 @@ class MakeOptions:
 def make_command(invocation: Invocation, /, **options: object) -> Answer:
     """Measure a designed set of candidates on this host's GPUs and keep every launch.
 
-    It covers the space instead of looking for the best, so that searches can be compared on it.
-    Stopped early, it keeps what it has; --append goes on.
+    It covers the space instead of looking for the best, so that searches can be compared on it, and
+    holds the folk profile beside it. Stopped early, it keeps what it has; --append goes on.
     """
     chosen = MakeOptions(**{name: options.pop(name) for name in MakeOptions.__slots__})  # type: ignore[arg-type]
+    own = [parse_candidate(text) for text in chosen.tries]
     demand = workload_from_options(WorkloadOptions(**options))  # type: ignore[arg-type]
     check_name(chosen.name)
     _refuse_overwriting(chosen)
@@ -126,7 +138,7 @@ def make_command(invocation: Invocation, /, **options: object) -> Answer:
             ),
         ):
             series = SeriesFollower(observer, time_limit_s=chosen.timeout_s)
-            is_interrupted = _measure(chosen, source, requests, writer, series)
+            is_interrupted = _measure(chosen, own, source, requests, writer, series)
     return _answer(chosen, writer, series, is_interrupted, (*demand.doubts, *source.warnings))
 
 
@@ -141,6 +153,7 @@ def _refuse_overwriting(chosen: MakeOptions) -> None:
 
 def _measure(
     chosen: MakeOptions,
+    own: Sequence[Settings],
     source: Source,
     requests: Sequence[PayloadRequest],
     writer: RecordingWriter,
@@ -148,7 +161,9 @@ def _measure(
 ) -> bool:
     """Record until all is done or time is over; return whether it was interrupted."""
     space = Space(source.facts, source.pinned)
-    candidates = design_candidates(space, chosen.candidates, chosen.seed)
+    folk = find_profile(FOLK_NAME).profile.settings
+    designed = design_candidates(space, chosen.candidates, chosen.seed)
+    candidates = [*own, folk, *designed][: max(chosen.candidates, len(own))]
     is_interrupted = False
     try:
         record(

@@ -41,6 +41,7 @@ from nccltune.errors import HostError, NccltuneError, RankError, UsageProblem
 from nccltune.paths import shipped_profiles_dir
 from nccltune.profile import check_name
 from nccltune.search.engine import SearchPlan, run_search
+from nccltune.search.report import FOLK_NAME
 from nccltune.store import find_profile
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from nccltune.measurement import Settings
     from nccltune.search.result import SearchResult
 
-FOLK_PROFILE = "folk-ll-ring"
 MAX_NAME_CHARS = 64
 DEFAULT_TRIAL_COUNT = 40
 CLOSING_S = 2.0
@@ -230,7 +230,7 @@ def _plan(
 def _folk(source: Source) -> Settings | None:
     """Return the folk profile, unless it is not installed or a recording does not hold it."""
     try:
-        settings = find_profile(FOLK_PROFILE).profile.settings
+        settings = find_profile(FOLK_NAME).profile.settings
         check_recorded(source, (settings,))
     except NccltuneError:
         return None

@@ -113,14 +113,21 @@ class Model:
             for mean, chance in zip(means, chances, strict=True)
         ]
 
-    def proposals(self, rng: random.Random) -> Iterator[dict[str, str | None]]:
-        """Return all single and double changes of the best trial, the most hopeful first.
+    def proposals(
+        self, rng: random.Random, among: Sequence[Params] | None = None
+    ) -> Iterator[dict[str, str | None]]:
+        """Return candidates, the most hopeful first.
 
         Hopeful means expected improvement, times the chance that the worst guard holds; between
         equals, of which there are many at first, it is drawn.
+
+        Args:
+            rng: for the draws.
+            among: what can be measured, where not everything can; else all single and double
+                changes of the best trial.
         """
         best, best_mean = self._find_best()
-        changed = self._changes(best)
+        changed = self._changes(best) if among is None else self._places(among)
         changed = changed[rng.sample(range(len(changed)), len(changed))]
         means, spreads, chances = self._predict(changed)
         hopes = [

@@ -15,7 +15,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from optuna.trial import TrialState
 
@@ -35,7 +35,7 @@ from nccltune.search.result import Failure
 from nccltune.stats import aa_noise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     import optuna
 
@@ -56,6 +56,16 @@ kept."""
 
 BASELINE_KEY = "nccltune.baseline."
 CONSTRAINT = "guards"
+
+
+@runtime_checkable
+class FixedBench(Protocol):
+    """A bench that can measure certain candidates alone: a recording."""
+
+    @property
+    def candidates(self) -> Sequence[Settings] | None:
+        """All of them, without the baseline; None where anything can be measured after all."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +212,25 @@ class Trials:
         if not self._space.dimension_count:
             return None
         began = time.perf_counter()
-        rng = self._rng
-        found = self._first_new(
-            draw_evenly(self._space, rng) if self._is_random else self._model().proposals(rng)
-        )
+        found = self._first_new(self._proposals())
         self.engine_s += time.perf_counter() - began
         return found
+
+    def _proposals(self) -> Iterator[Params]:
+        left = self._left()
+        # Nothing left that the space can express: what else was recorded comes by its nearness.
+        if self._is_random or left == []:
+            return draw_evenly(self._space, self._rng)
+        return self._model().proposals(self._rng, left)
+
+    def _left(self) -> list[Params] | None:
+        """Return what a recording holds and was not tried yet; None where anything can be."""
+        fixed = self._bench.candidates if isinstance(self._bench, FixedBench) else None
+        if fixed is None:
+            return None
+        known = {key_of(one.launch.settings) for one in self.finished}
+        left = (settings for settings in fixed if key_of(settings) not in known)
+        return [params for params in map(self._space.params, left) if params is not None]
 
     def _first_new(self, proposals: Iterable[Params]) -> Settings | None:
         tried = [one.launch.settings for one in self.finished]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,14 @@ from nccltune.cli import bench as bench_verb
 from nccltune.cli import recording_make as make_verb
 from nccltune.cli import search as search_verb
 from nccltune.cli import sources
+from nccltune.cli.settings_options import parse_candidate
 from nccltune.errors import HostError
 from nccltune.measurement import Outcome
+from nccltune.store import find_profile
 from tests.support.command_line import envelope_of, fake_gpus
 from tests.support.results import IMPROVED, INCONCLUSIVE, KEEP_DEFAULT, TUNED, bench_report
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nccltune.search.result import SearchResult
 
 
@@ -146,13 +147,17 @@ def test_recording_make_keeps_every_launch_and_append_goes_on(
 ) -> None:
     made = envelope_of(capsys, "recording", "make", "--name", "mine", "--candidates", "3")
     path = made["data"]["path"]
-    more = ("--candidates", "5", "--append", path)
+    own = "NCCL_MIN_CTAS=16,NCCL_THREAD_THRESHOLDS=-2 -2 -2 2 -2 -2"
+    more = ("--candidates", "5", "--append", path, "--try", own)
     appended = envelope_of(capsys, "recording", "make", "--name", "mine", *more)
     again = envelope_of(capsys, "recording", "make", "--name", "mine")
 
     assert made["data"]["candidate_count"] == 3
     assert made["data"]["is_complete"] is True
     assert appended["data"]["candidate_count"] >= 5
+    kept = [one["settings"] for one in json.loads(Path(path).read_text())["launches"]]
+    assert find_profile("folk-ll-ring").profile.settings in kept
+    assert parse_candidate(own) in kept
     assert again["exit_code"] == 2
     assert again["errors"][0]["code"] == "name_taken"
 

@@ -11,7 +11,14 @@ import pytest
 
 from nccltune.paths import shipped_recordings_dir
 from nccltune.payloads.derive import default_workload
-from nccltune.recording import Recording, RecordingBench, load_recording, settings_key
+from nccltune.recording import (
+    RecordedLaunch,
+    RecordedTimes,
+    Recording,
+    RecordingBench,
+    load_recording,
+    settings_key,
+)
 from nccltune.search.engine import SearchPlan, run_search
 from nccltune.search.objective import GUARD_POINT_RATIO, Objective, pooled_medians
 from nccltune.search.report import NO_FRESH
@@ -24,7 +31,9 @@ if TYPE_CHECKING:
     from nccltune.measurement import KeepGoing, Launch, PayloadRequest, Settings
 
 NVLINK, SHM = "h200-2x-nvlink", "h200-2x-shm"
-LIMITS = {NVLINK: 0.93, SHM: 0.82}
+LIMITS = {NVLINK: 0.93, SHM: 0.9}
+"""What 40 trials reach: near NVLink's best of 0.895. Host memory's best of 0.823 is one recorded
+candidate alone, the next is 0.879, and not every seed meets it."""
 CASES = [(name, seed) for name in LIMITS for seed in range(3)]
 OBJECTIVE = Objective(default_workload())
 FOLK = find_profile("folk-ll-ring").profile.settings
@@ -135,16 +144,36 @@ def test_search_tells_its_study_only_what_was_recorded(
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_folk_profile_is_no_help_at_verify_sizes_and_ruins_large_ones(
-    search: Search, name: str
+def test_search_compares_with_no_folk_profile_that_is_not_recorded(
+    search: Search, recordings: dict[str, Recording], name: str
 ) -> None:
-    (folk,) = search(name, 0).comparisons
+    assert settings_key(FOLK) not in recordings[name].by_settings()
+    assert search(name, 0).comparisons == ()
 
+
+def test_search_puts_a_recorded_folk_profile_beside_the_result(
+    recordings: dict[str, Recording], tmp_path: Path
+) -> None:
+    whole = recordings[NVLINK]
+    default = pooled_medians(RecordingBench(whole).baseline_launches())
+    times = tuple(
+        RecordedTimes(size, us * (3.5 if size == 67108864 else 1.02))
+        for size, us in default.items()
+    )
+    folk_launch = RecordedLaunch(FOLK, whole.launches[0].outcome, times)
+    recording = dataclasses.replace(whole, launches=(*whole.launches, folk_launch))
+    plan = plan_for(recording, trial_count=3)
+
+    result = run_search(
+        plan, RecordingBench(recording), tmp_path / "x", is_resume=False, observer=Quiet()
+    )
+
+    (folk,) = result.comparisons
     assert folk.settings == FOLK
-    assert folk.ratios[67108864] > 3.0
-    assert max(folk.ratios[size] for size in OBJECTIVE.weights) > 0.99
-    assert folk.message.startswith("no better than the defaults at verify sizes")
-    assert folk.message.endswith(f"{folk.ratios[67108864]:.1f} times as long at 67108864 B")
+    assert folk.ratios[67108864] == pytest.approx(3.5)
+    assert folk.message == (
+        "no better than the defaults at verify sizes, 3.5 times as long at 67108864 B"
+    )
 
 
 @pytest.mark.parametrize("name", LIMITS)

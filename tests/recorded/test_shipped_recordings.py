@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -7,24 +8,20 @@ import pytest
 from nccltune.measurement import Outcome, PayloadRequest
 from nccltune.paths import shipped_recordings_dir
 from nccltune.recording import (
-    RecordedTimes,
+    RecordedLaunch,
     Recording,
     RecordingBench,
     format_recording,
     list_recordings,
     load_recording,
 )
+from nccltune.search.recording_plan import BASELINE_EVERY
+from nccltune.search.space import Space, facts_of_recording
 
 NAMES = ("h200-2x-nvlink", "h200-2x-shm")
 SIZES_BYTES = (14336, 43008, 86016, 172032, 344064, 1376256, 67108864)
-FOLK = {
-    "NCCL_PROTO": "LL",
-    "NCCL_ALGO": "Ring",
-    "NCCL_P2P_LEVEL": "SYS",
-    "NCCL_MAX_NCHANNELS": "16",
-    "NCCL_BUFFSIZE": "16777216",
-    "NCCL_NTHREADS": "512",
-}
+SECOND_CALL = "2026-11-29T21"
+"""Launches that started at or after this are of the second call."""
 
 
 def shipped_path(name: str) -> Path:
@@ -46,7 +43,7 @@ def test_list_recordings_names_the_shipped_ones() -> None:
 
 @pytest.mark.parametrize(
     ("name", "launch_count", "distinct_count"),
-    [("h200-2x-nvlink", 132, 122), ("h200-2x-shm", 129, 119)],
+    [("h200-2x-nvlink", 186, 169), ("h200-2x-shm", 181, 165)],
 )
 def test_shipped_recording_holds_every_launch(
     name: str, launch_count: int, distinct_count: int
@@ -64,27 +61,68 @@ def test_shipped_recording_measured_every_payload_with_right_data(recording: Rec
     assert {launch.outcome for launch in recording.launches} == {Outcome.OK}
 
 
+def test_shipped_recording_keeps_every_raw_sample(recording: Recording) -> None:
+    for launch in recording.launches:
+        assert launch.started_at
+        assert {len(times.samples_us) for times in launch.payloads} == {12}
+
+
 def test_shipped_recording_tells_its_origin(recording: Recording) -> None:
     manifest = recording.manifest
+    transport = {"NCCL_P2P_DISABLE": "1"} if recording.name.endswith("shm") else {}
 
-    assert "not made by this tool" in manifest.origin
-    assert (manifest.command, manifest.tool_version) == (None, None)
+    assert manifest.origin.startswith("nccltune recording make, in two calls")
+    assert f"--name {recording.name} " in (manifest.command or "")
+    assert manifest.tool_version == "0.1.0"
     assert (manifest.gpus, manifest.world_size) == ("2x NVIDIA H200 (NVLink, NV18)", 2)
     assert (manifest.driver, manifest.nccl) == ("580.159.04", "2.28.9")
-    assert (manifest.torch, manifest.recorded_at) == ("2.11.0+cu130", "2026-11-29")
-    assert manifest.base_environment["NCCL_NVLS_ENABLE"] == "0"
-    assert ("NCCL_P2P_DISABLE" in manifest.base_environment) == recording.name.endswith("shm")
-    assert [shape.graph_count for shape in manifest.payloads] == [122] * 6 + [4]
+    assert (manifest.torch, manifest.recorded_at) == ("2.11.0+cu130", "2026-11-29T18:13:52+00:00")
+    assert manifest.base_environment == {
+        "NCCL_CUMEM_ENABLE": "0",
+        "NCCL_NVLS_ENABLE": "0",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "8",
+        "NCCL_GRAPH_REGISTER": "0",
+        **transport,
+    }
+    assert [shape.graph_count for shape in manifest.payloads] == [123] * 6 + [4]
 
 
-def test_shipped_recording_repeats_the_defaults_and_has_the_folk_profile(
-    recording: Recording,
-) -> None:
-    bench = RecordingBench(recording)
+def test_shipped_recording_has_defaults_between_its_candidates(recording: Recording) -> None:
+    since_defaults = 0
+    assert recording.launches[0].settings == {}
+    for launch in recording.launches:
+        since_defaults = since_defaults + 1 if launch.settings else 0
+        assert since_defaults <= BASELINE_EVERY
 
-    assert len(bench.baseline_launches()) >= 8
-    assert FOLK in bench.candidates
-    assert bench.nearest(FOLK, []) == FOLK
+
+def test_shipped_recording_is_one_though_made_in_two_calls(recording: Recording) -> None:
+    defaults = [launch for launch in recording.launches if not launch.settings]
+    second = [launch for launch in defaults if (launch.started_at or "") >= SECOND_CALL]
+    first = [launch for launch in defaults if launch not in second]
+
+    assert (len(first), len(second)) in {(13, 5), (12, 5)}
+    for size_bytes in SIZES_BYTES:
+        ratio = default_us(second, size_bytes) / default_us(first, size_bytes)
+        assert ratio == pytest.approx(1.0, abs=0.02)
+
+
+def default_us(launches: list[RecordedLaunch], size_bytes: int) -> float:
+    """Return the median over launches of a payload's median, in us."""
+    return statistics.median(
+        times.median_us
+        for launch in launches
+        for times in launch.payloads
+        if times.size_bytes == size_bytes
+    )
+
+
+def test_shipped_recording_holds_only_what_a_search_can_propose(recording: Recording) -> None:
+    space = Space(facts_of_recording(recording.manifest), recording.manifest.base_environment)
+
+    for settings in RecordingBench(recording).candidates:
+        params = space.params(settings)
+        assert params is not None
+        assert space.settings(params) == settings
 
 
 def test_shipped_recording_answers_the_default_payloads_in_full(recording: Recording) -> None:
@@ -99,51 +137,58 @@ def test_shipped_recording_is_written_as_the_tool_writes(recording: Recording) -
     assert format_recording(recording) == shipped_path(recording.name).read_text(encoding="utf-8")
 
 
-# Read by eye from the sweep's own files.
+# Read by eye from the files, the fastest and the slowest of 12 samples.
 @pytest.mark.parametrize(
-    ("name", "launch_idx", "settings", "times"),
+    ("name", "launch_idx", "settings", "size_bytes", "extremes_us"),
     [
-        pytest.param(
-            "h200-2x-nvlink",
-            0,
-            {"NCCL_BUFFSIZE": "1048576", "NCCL_PROTO": "allreduce:Simple"},
-            RecordedTimes(43008, median_us=21.607, min_us=21.373, p90_us=21.709),
-            id="nvlink_first",
-        ),
+        pytest.param("h200-2x-nvlink", 0, {}, 43008, (7.462, 7.480), id="nvlink_first"),
         pytest.param(
             "h200-2x-nvlink",
             1,
-            {"NCCL_NTHREADS": "64", "NCCL_PROTO": "allreduce:LL", "NCCL_ALGO": "allreduce:Ring"},
-            RecordedTimes(67108864, median_us=2468.636, min_us=2465.832, p90_us=2472.552),
+            {"NCCL_PROTO": "allreduce:Simple", "NCCL_CGA_CLUSTER_SIZE": "0"},
+            67108864,
+            (282.800, 285.488),
             id="nvlink_second",
         ),
         pytest.param(
             "h200-2x-nvlink",
             -1,
-            {"NCCL_THREAD_THRESHOLDS": "-2 -2 -2 32 -2 -2", "NCCL_NTHREADS": "64"},
-            RecordedTimes(344064, median_us=14.454, min_us=14.116, p90_us=14.595),
+            {
+                "NCCL_MIN_CTAS": "32",
+                "NCCL_CGA_CLUSTER_SIZE": "4",
+                "NCCL_THREAD_THRESHOLDS": "-2 -2 -2 8 -2 -2",
+            },
+            344064,
+            (8.834, 8.856),
             id="nvlink_last",
         ),
         pytest.param(
             "h200-2x-shm",
             2,
-            {"NCCL_PROTO": "allreduce:LL"},
-            RecordedTimes(14336, median_us=13.412, min_us=12.958, p90_us=13.489),
+            {"NCCL_MIN_CTAS": "1", "NCCL_THREAD_THRESHOLDS": "-2 -2 -2 4 -2 -2"},
+            14336,
+            (10.294, 10.658),
             id="shm_third",
         ),
         pytest.param(
             "h200-2x-shm",
             -1,
-            {"NCCL_NTHREADS": "64"},
-            RecordedTimes(67108864, median_us=6951.868, min_us=6848.696, p90_us=7080.632),
+            {"NCCL_MAX_CTAS": "4", "NCCL_CGA_CLUSTER_SIZE": "1", "NCCL_SHM_LOCALITY": "1"},
+            67108864,
+            (2351.272, 2393.936),
             id="shm_last",
         ),
     ],
 )
 def test_shipped_recording_has_the_numbers_of_its_source(
-    name: str, launch_idx: int, settings: dict[str, str], times: RecordedTimes
+    name: str,
+    launch_idx: int,
+    settings: dict[str, str],
+    size_bytes: int,
+    extremes_us: tuple[float, float],
 ) -> None:
     launch = load_recording(shipped_path(name)).launches[launch_idx]
 
     assert launch.settings == settings
-    assert times in launch.payloads
+    (times,) = (times for times in launch.payloads if times.size_bytes == size_bytes)
+    assert (min(times.samples_us), max(times.samples_us)) == pytest.approx(extremes_us, abs=0.0005)

@@ -218,6 +218,32 @@ def test_propose_from_a_recording_gives_what_is_left_and_then_nothing(path: Path
     assert sorted(map(str, found)) == sorted(map(str, (LL, TREE, THREADS)))
 
 
+def test_propose_from_a_recording_first_gives_what_shares_the_setting_that_helped(
+    path: Path,
+) -> None:
+    space = Space(FACTS, {})
+    alone = [space.settings({name: choice}) for name, choice in space.single_choices()]
+    others = [one for one in alone if one and not one.keys() & THREADS.keys()]
+    mixed = [{**a, **b, **THREADS} for a, b in zip(others[::3], others[1::3], strict=False)]
+    first, *alike = [one for one in mixed if space.params(one) is not None][:6]
+
+    def helped(settings: Settings, _size_bytes: int) -> float:
+        return 0.8 if settings.items() >= THREADS.items() else 1.0
+
+    bench = ModelBench(helped, candidates=(*others, first, *alike))
+    trials = started(path, bench, sampler="model")
+    trials.measure(first)
+    found = []
+    for _ in alike:
+        settings = trials.propose()
+        assert settings is not None
+        found.append(settings)
+        trials.measure(settings)
+
+    # By nearness to a proposal they came last: each differs from it in two settings more.
+    assert all(one in alike for one in found)
+
+
 def test_propose_with_every_variable_pinned_has_nothing_to_propose(path: Path) -> None:
     names = {name for name, _ in Space(FACTS, {}).single_choices() if name.startswith("NCCL_")}
     pinned = {**dict.fromkeys(names, "1"), "NCCL_THREAD_THRESHOLDS": "1 1 1 1 1 1"}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from nccltune.profile import format_profile, parse_profile
 from nccltune.store import Where, find_profile, list_profiles
 
 PATHS = sorted(shipped_profiles_dir().glob("*.json"))
+TWO_H200 = shipped_profiles_dir().parent / "docs" / "results" / "two-h200"
 
 
 def test_shipped_profiles_are_the_default_and_the_folk_set() -> None:
@@ -56,5 +58,19 @@ def test_folk_profile_is_the_hand_found_set_with_its_evidence() -> None:
         "NCCL_NTHREADS": "512",
     }
     assert canonical(profile.settings)["NCCL_PROTO"] == "allreduce:LL"
-    for recording in ("h200-2x-nvlink", "h200-2x-shm"):
-        assert recording in profile.note
+    assert "docs/results/two-h200" in profile.note
+
+
+def test_folk_profile_says_of_itself_what_the_kept_searches_measured() -> None:
+    note = find_profile("folk-ll-ring").profile.note
+    searches = [json.loads(path.read_text())["data"] for path in TWO_H200.glob("*/*search.json")]
+    folk = [
+        one for data in searches for one in data["comparisons"] if one["name"] == "folk-ll-ring"
+    ]
+    scores = [one["score_ratio"] for one in folk]
+    large = [one["ratios"][str(64 << 20)] for one in folk]
+
+    assert len(folk) == len(searches) == 7
+    assert "seven searches" in note
+    assert f"{min(scores):.2f} to {max(scores):.2f} of the time" in note
+    assert f"{min(large):.1f} to {max(large):.1f} times as long at 64 MiB" in note
