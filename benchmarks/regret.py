@@ -5,7 +5,7 @@ Regret is the best candidate found so far that keeps its guards, over the best o
 recording, minus one; before any is found it is the default's. The engine's own cost is timed beside
 it: ask, tell, journal and a live view, per trial.
 
-    python benchmarks/regret.py [--seeds 20] [--json FILE]
+    python benchmarks/regret.py [--seeds 60] [--json FILE]
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Both:
 def main() -> int:
     """Run, print a table, and fail when a limit is broken."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=60)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)

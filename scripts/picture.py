@@ -1,7 +1,7 @@
 """Draw docs/search.svg and docs/verify.svg: what real commands printed.
 
-The search is made anew, on a shipped recording; the verify is the one that ran on an H200 and is
-kept in docs/results.
+The search is made anew, on a shipped recording; the verify is one that ran on two H200 and is kept
+in docs/results, judged again.
 
 Run as ``python scripts/picture.py``.
 """
@@ -25,8 +25,8 @@ from nccltune.verify.record import load
 
 ROOT = Path(__file__).resolve().parents[1]
 SEARCH = ["search", "--recording", "h200-2x-shm"]
-VERIFY = "verify --num-steps 2,5 -- python3 -m sglang.launch_server ..."
-RECORD = ROOT / "docs/results/one-h200-sglang/steps/record-20261129-183942-958.json.gz"
+VERIFY = "verify --arms default,found-shm --any-host -- python3 -m sglang.launch_server ..."
+RECORD = ROOT / "docs/results/two-h200-sglang/tuned-shm/record-20261129-213508-8356.json.gz"
 WIDTH = 84
 RUNS_HEADING = "Runs"
 """The table of single runs is long, and everything before it rests on it."""

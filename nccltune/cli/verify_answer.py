@@ -37,7 +37,12 @@ _DISK_FULL = "disk_full"
 def conclude(record: VerifyRecord) -> Verified:
     """Judge a verify that started its servers itself."""
     searches = [_answer(each) for each in read_searches()[0]]
-    predictions = predictions_for(record.arms, batch_size=_concurrency(record), searches=searches)
+    predictions = predictions_for(
+        record.arms,
+        batch_size=_concurrency(record),
+        searches=searches,
+        host=record.fingerprint,
+    )
     judgement = judge(
         record.boots,
         record.arms,

@@ -90,7 +90,7 @@ def _lines(verified: Verified) -> Iterator[str]:
 def _predictions(comparisons: Sequence[Comparison]) -> Iterator[str]:
     checks = [each.check for each in comparisons if each.check is not None]
     if checks:
-        yield from _section("Predicted beside measured", "all-reduces of a step x time of each")
+        yield from _section("Predicted beside measured", "collectives of a step x time of each")
         yield from _table(PREDICTION_COLUMNS, prediction_rows(comparisons))
         yield from (f"{_escaped(one_line(check.sentence))}\n" for check in checks)
 

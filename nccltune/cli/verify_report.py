@@ -231,7 +231,7 @@ def _predictions(comparisons: Sequence[Comparison]) -> Iterator[RenderableType]:
     rows = list(prediction_rows(comparisons))
     if not rows:
         return
-    yield heading("Predicted beside measured", "all-reduces of a step x measured time of each")
+    yield heading("Predicted beside measured", "collectives of a step x measured time of each")
     yield indent(number_table(PREDICTION_COLUMNS, rows, words=("config",)))
     for each in comparisons:
         if each.check is not None:

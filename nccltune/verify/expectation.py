@@ -13,6 +13,7 @@ from nccltune.sglang.command import parse_launch, speculation_shape
 from nccltune.verify.judging.prediction import Prediction, predict
 
 if TYPE_CHECKING:
+    from nccltune.host.fingerprint import Fingerprint
     from nccltune.payloads.workload import Batch
     from nccltune.sglang.command import LaunchCommand
     from nccltune.verify.model import Arm
@@ -22,7 +23,11 @@ OTHER_LOGITS_FLAGS = ("enable_dp_lm_head", "enable_fp32_lm_head", "speculative_t
 
 
 def predictions_for(
-    arms: Sequence[Arm], *, batch_size: int, searches: Sequence[Mapping[str, object]] = ()
+    arms: Sequence[Arm],
+    *,
+    batch_size: int,
+    searches: Sequence[Mapping[str, object]] = (),
+    host: Fingerprint | None = None,
 ) -> dict[str, Prediction]:
     """Predict each arm that differs from the baseline in its settings alone.
 
@@ -31,6 +36,7 @@ def predictions_for(
             so that any other baseline gets no prediction.
         batch_size: requests that decode at the same time.
         searches: answers of searches of this host, oldest first.
+        host: where the arms run; None where that is not known.
     """
     baseline, *candidates = arms
     if baseline.profile is not None and baseline.profile.settings:
@@ -45,7 +51,8 @@ def predictions_for(
             continue
         prediction = predict(batch.payloads, measured, batch.gathers)
         if prediction is not None:
-            found[arm.name] = prediction
+            is_elsewhere = host is not None and _is_elsewhere(arm, host)
+            found[arm.name] = replace(prediction, is_from_elsewhere=is_elsewhere)
     return found
 
 
@@ -71,6 +78,14 @@ def _batch(argv: Sequence[str], batch_size: int) -> Batch | None:
 def _has_plain_logits(command: LaunchCommand) -> bool:
     """Whether the gathers of logits are those that are derived from the models alone."""
     return not (command.has_dp_attention or any(map(command.has, OTHER_LOGITS_FLAGS)))
+
+
+def _is_elsewhere(arm: Arm, host: Fingerprint) -> bool:
+    """Whether a profile's own times come from other GPUs."""
+    if arm.profile is None or not arm.profile.measured.get("payloads"):
+        return False
+    made_on = (arm.profile.fingerprint or {}).get("gpu_uuids")
+    return isinstance(made_on, Sequence) and not set(host.gpu_uuids) <= set(made_on)
 
 
 def _measured(arm: Arm, searches: Sequence[Mapping[str, object]]) -> Mapping[str, object] | None:

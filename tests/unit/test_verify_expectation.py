@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nccltune.verify.expectation import predictions_for
+from nccltune.verify.judging.prediction import check_prediction
 from nccltune.verify.model import Arm
-from tests.support.boots import FAST, LAUNCH
+from tests.support.boots import FAST, HOST, LAUNCH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,6 +56,29 @@ def test_saving_is_counts_of_the_launch_times_what_the_search_measured(
     # 4 layers with two all-reduces each are below the verify pass and the embedding's
     assert row.count >= 8
     assert prediction.saved_ms == pytest.approx(1e-3 * 2.0 * row.count)
+
+
+@pytest.mark.parametrize(
+    ("made_on", "is_told"),
+    [
+        (None, False),
+        (["GPU-0", "GPU-1"], False),
+        (["GPU-3", "GPU-1", "GPU-0"], False),
+        (["GPU-0", "GPU-2"], True),
+    ],
+)
+def test_times_of_other_gpus_are_told(
+    launch: tuple[str, ...], made_on: list[str] | None, is_told: bool
+) -> None:
+    fingerprint = None if made_on is None else {"gpu_uuids": made_on}
+    profile = replace(FAST, measured=measured(), fingerprint=fingerprint)
+    host = replace(HOST, gpu_uuids=("GPU-0", "GPU-1"))
+
+    prediction = predictions_for(arms(launch, profile), batch_size=1, host=host)["fast"]
+
+    check = check_prediction(prediction, baseline_ms=10.0, effect_pct=1.0, effect_ci_pct=None)
+    assert prediction.is_from_elsewhere is is_told
+    assert ("on other GPUs than these" in check.sentence) is is_told
 
 
 VERIFY_LOGITS_BYTES = 3 * 512 // 2 * 2

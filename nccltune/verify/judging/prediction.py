@@ -37,6 +37,7 @@ class Prediction:
         rows: its all-reduces.
         gathers: its all-gathers.
         missing_count: all-reduces a step whose size was not measured; in neither sum.
+        is_from_elsewhere: times are those of other GPUs than these, maybe of the same kind.
         baseline_ms: of all that was measured, all-gathers too.
         tuned_ms: the same under the settings.
     """
@@ -47,6 +48,7 @@ class Prediction:
     baseline_ms: float
     tuned_ms: float
     gathers: tuple[PredictionRow, ...] = ()
+    is_from_elsewhere: bool = False
 
     @property
     def saved_ms(self) -> float:
@@ -195,6 +197,8 @@ def _compare(
 
 def _not_counted(prediction: Prediction) -> Iterator[str]:
     """Name what may make the server save more or less than predicted."""
+    if prediction.is_from_elsewhere:
+        yield "its times were measured on other GPUs than these"
     if prediction.missing_count:
         missing, total = prediction.missing_count, prediction.all_reduce_count
         yield f"{missing} of {total} all-reduces a step were not measured and are left out"
