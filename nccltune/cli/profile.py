@@ -15,9 +15,6 @@ from nccltune.cli.options import json_option
 from nccltune.cli.tables import fact_grid, heading, indent, number_table, settings_block
 from nccltune.cli.words import format_moment, format_settings
 from nccltune.envvars import canonical, needs_offer
-from nccltune.errors import NccltuneError
-from nccltune.paths import reading_dir, state_dir
-from nccltune.profile import check_name
 from nccltune.store import (
     Found,
     Listed,
@@ -26,11 +23,9 @@ from nccltune.store import (
     find_profile,
     list_profiles,
     load_profile,
-    profiles_dir,
     read_active,
     standing_of,
 )
-from nccltune.store.files import SUFFIX, is_there, load_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +66,7 @@ def command() -> None:
 @json_option
 def list_command() -> Answer:
     """List the profiles that are shipped or were found here."""
-    listed, active = _list(), read_active()
+    listed, active = list_profiles(), read_active()
     problems = [each.problem for each in listed if each.problem]
     if active.problem is not None and active.problem not in problems:
         problems.append(active.problem)
@@ -86,41 +81,6 @@ def list_command() -> Answer:
         show=lambda: _list_parts(listed, active),
         warnings=tuple(problems),
     )
-
-
-def _host_profiles_dir() -> Path | None:
-    """Return the profiles of the host's store where launches of this user get those; else None."""
-    try:
-        folder = reading_dir()
-    except NccltuneError:
-        return None  # read_active says so
-    return None if folder == state_dir() else profiles_dir(folder)
-
-
-def _list() -> tuple[Listed, ...]:
-    """List what is in this user's store, then the host's if launches read it, then shipped ones."""
-    listed, host = list(list_profiles()), _host_profiles_dir()
-    for path in () if host is None else host.glob(f"[!.]*{SUFFIX}"):
-        try:
-            listed.append(Listed(path.stem, path, Where.STATE, load_named(path, Where.STATE)))
-        except NccltuneError as error:
-            listed.append(Listed(path.stem, path, Where.STATE, None, str(error)))
-    return tuple(sorted(listed, key=lambda each: (each.name, each.where is Where.SHIPPED)))
-
-
-def _find(name: str) -> Found:
-    """Find a profile as ``find_profile`` does; the host's goes before a shipped one.
-
-    Raises:
-        UsageProblem, FileError: as for ``find_profile``.
-    """
-    host = _host_profiles_dir()
-    if host is not None and "/" not in name and not name.endswith(SUFFIX):
-        check_name(name)
-        path = host / f"{name}{SUFFIX}"
-        if is_there(path) and not is_there(profiles_dir() / path.name):
-            return Found(load_named(path, Where.STATE), path, Where.STATE)
-    return find_profile(name)
 
 
 def _standing(profile: Profile, where: Where, path: Path, active: ActiveState) -> str:
@@ -174,7 +134,7 @@ def _list_parts(listed: Sequence[Listed], active: ActiveState) -> Iterator[Rende
 @json_option
 def show_command(name: str) -> Answer:
     """Show the settings of a profile and where they come from."""
-    found = _find(name)
+    found = find_profile(name)
     state = _standing(found.profile, found.where, found.path, read_active())
     return Answer(data=_show_data(found, state), show=lambda: _show_parts(found, state))
 

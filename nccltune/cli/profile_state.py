@@ -69,7 +69,7 @@ def activate_command(
     server's launch command can stand after -- to see what SGLang does to each variable under its
     flags.
     """
-    found = find_profile(name)
+    found = find_profile(name, is_own=True)
     if found.where is Where.FILE:
         raise UsageProblem(
             f"{name} is a file, and launches get what the store holds; first: nccltune profile "

@@ -89,7 +89,7 @@ def _evidence(verified: Verified, arm: str) -> Mapping[str, object]:
 def _is_of_store(profile: Profile) -> bool:
     """Whether the store holds these settings under this name, so that evidence belongs to them."""
     try:
-        found = find_profile(profile.name)
+        found = find_profile(profile.name, is_own=True)
     except NccltuneError:
         return False
     return found.where is Where.STATE and found.profile.settings == profile.settings

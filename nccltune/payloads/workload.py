@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 MIN_SCORED_SHARE = 0.03
 """Payloads that together make up less than this share of a batch's all-reduces are not scored.
@@ -145,10 +145,6 @@ class WorkloadRow:
     origin: str
     is_scored: bool
     is_guard: bool
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the row as the JSON output has it."""
-        return asdict(self)
 
 
 def payload_rows(workload: Workload) -> list[WorkloadRow]:

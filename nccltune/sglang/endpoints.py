@@ -269,17 +269,6 @@ def read_server_info(
     return _read_object(endpoint, "/server_info", timeout_s)
 
 
-def read_model_info(
-    endpoint: Endpoint, timeout_s: float = HEALTH_TIMEOUT_S
-) -> Mapping[str, object]:
-    """Return which model a running server serves.
-
-    Raises:
-        ServerError: it does not answer, or not with that.
-    """
-    return _read_object(endpoint, "/model_info", timeout_s)
-
-
 def _read_object(endpoint: Endpoint, path: str, timeout_s: float) -> Mapping[str, object]:
     where = f"{endpoint.url}{path}"
     try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
 from nccltune.errors import FileError, NccltuneError, UsageProblem
-from nccltune.paths import shipped_profiles_dir, state_dir
+from nccltune.paths import reading_dir, shipped_profiles_dir, state_dir
 from nccltune.profile import Profile, check_name, parse_profile
 from nccltune.store.reading import read_text, unreadable
 
@@ -54,11 +56,16 @@ def profiles_dir(folder: Path | None = None) -> Path:
     return (state_dir() if folder is None else folder) / "profiles"
 
 
-def find_profile(name_or_file: str) -> Found:
-    """Find a profile by name (state folder first, then shipped), or read the file named.
+def find_profile(name_or_file: str, *, is_own: bool = False) -> Found:
+    """Find a profile by name, or read the file named.
 
-    Whatever ends in ``.json`` is a file; everything else is a name, so that a name never walks the
-    tree.
+    This user's store goes first, then the host's where this user's launches read that, then what is
+    shipped. Whatever ends in ``.json`` is a file; everything else is a name, so that a name never
+    walks the tree.
+
+    Args:
+        name_or_file: as typed.
+        is_own: pass over the host's, for what is to be changed in this user's store.
 
     Raises:
         UsageProblem: neither a name nor a file, or no profile of that name.
@@ -74,7 +81,7 @@ def find_profile(name_or_file: str) -> Found:
             code="bad_name",
         )
     check_name(name_or_file)
-    for folder, where in _folders():
+    for folder, where in _folders(is_own=is_own):
         path = folder / f"{name_or_file}{SUFFIX}"
         if is_there(path):
             return Found(load_named(path, where), path, where)
@@ -86,7 +93,7 @@ def find_profile(name_or_file: str) -> Found:
 
 
 def list_profiles() -> tuple[Listed, ...]:
-    """List every profile by name, those of the state folder before shipped ones of that name.
+    """List every profile by name, in the order of ``find_profile`` where several have one name.
 
     A broken file is listed with its problem, so that one bad file hides no other.
     """
@@ -144,5 +151,11 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def _folders() -> tuple[tuple[Path, Where], ...]:
-    return ((profiles_dir(), Where.STATE), (shipped_profiles_dir(), Where.SHIPPED))
+def _folders(*, is_own: bool = False) -> Iterator[tuple[Path, Where]]:
+    yield profiles_dir(), Where.STATE
+    if not is_own:
+        # Who reads the active profile is told where that cannot be looked up.
+        with suppress(NccltuneError):
+            if (host := reading_dir()) != state_dir():
+                yield profiles_dir(host), Where.STATE
+    yield shipped_profiles_dir(), Where.SHIPPED

@@ -85,7 +85,7 @@ def activate(
         BusyError: another step is being taken right now.
     """
     check_name(name)
-    found = find_profile(name)
+    found = find_profile(name, is_own=True)
     doubt = source_doubt(found.profile.source)
     if doubt is not None and not is_any_host:
         raise UsageProblem(

@@ -50,7 +50,7 @@ def mark_verified(name: str, evidence: Mapping[str, object]) -> Path:
         FileError: the profile cannot be used, or the evidence cannot be written.
     """
     check_name(name)
-    found = find_profile(name)
+    found = find_profile(name, is_own=True)
     if found.where is not Where.STATE:
         raise UsageProblem(
             f"{name!r} is shipped, and evidence belongs to a profile of this host; import it under "

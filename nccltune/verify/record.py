@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from nccltune.atomic import make_dir, write_atomic
 from nccltune.errors import FileError
@@ -21,18 +20,6 @@ from nccltune.verify.sameness import visible
 
 _SUFFIX = ".json"
 _MAX_BYTES = 256 << 20
-
-
-class Records(NamedTuple):
-    """What lies in the folder.
-
-    Attributes:
-        found: the newest first.
-        problems: files that cannot be used, in words.
-    """
-
-    found: tuple[VerifyRecord, ...]
-    problems: tuple[str, ...]
 
 
 def verifies_dir(folder: Path | None = None) -> Path:
@@ -116,23 +103,6 @@ def _readable(paths: Iterable[Path]) -> Iterator[VerifyRecord]:
     for path in paths:
         with suppress(FileError):
             yield load(path)
-
-
-def list_records(folder: Path | None = None) -> Records:
-    """Read every verify; one that is damaged hides no other.
-
-    Raises:
-        FileError: as ``record_paths``.
-    """
-    found: list[VerifyRecord] = []
-    problems: list[str] = []
-    for path in record_paths(folder):
-        try:
-            found.append(load(path))
-        except FileError as error:
-            problems.append(str(error))
-    found.sort(key=lambda record: (record.created_at, record.id), reverse=True)
-    return Records(tuple(found), tuple(reversed(problems)))
 
 
 def _dump(data: object) -> str:

@@ -31,7 +31,7 @@ from nccltune.store import (
 )
 from nccltune.verify import record as records
 from nccltune.verify.model import Boot, RankState, Seen
-from nccltune.verify.record import VerifyRecord, list_records, save
+from nccltune.verify.record import VerifyRecord, newest_records, save
 from nccltune.verify.sameness import hidden
 from tests.support.boots import DEFAULT_ARM, FAST, HOST, ON_PATH, mirrored, record_of
 from tests.support.command_line import envelope_of
@@ -204,7 +204,7 @@ def test_a_server_that_dies_in_a_later_boot_keeps_the_boots_before(
     assert envelope["data"]["verdict"] == "unusable"
     assert "boot 2 of 4 (arm fast)" in envelope["errors"][0]["message"]
     assert [arm["boots"] for arm in envelope["data"]["arms"]] == [1, 0]
-    (record,) = list_records().found
+    (record,) = newest_records()
     assert record.judgement["verdict"] == "unusable"
 
 
@@ -261,7 +261,7 @@ def test_a_verify_that_is_stopped_leaves_nothing_running_and_resumes(
         start_new_session=True,
     )
     try:
-        wait_for(lambda: [each for each in list_records().found if each.boots])
+        wait_for(lambda: [each for each in newest_records() if each.boots])
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=WAIT_S)
     finally:

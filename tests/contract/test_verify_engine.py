@@ -31,7 +31,7 @@ from nccltune.store import activate, read_launch_records, save_candidate
 from nccltune.verify import record as records
 from nccltune.verify.engine import run_verify, stored_boot_s
 from nccltune.verify.model import RankState, Seen
-from nccltune.verify.record import VerifyRecord, list_records, load, save, verifies_dir
+from nccltune.verify.record import VerifyRecord, load, newest_records, save, verifies_dir
 from nccltune.verify.serving import boots, memory, preflight
 from nccltune.verify.serving import seen as seen_module
 from nccltune.verify.spec import VerifyProgress, VerifySpec, VerifyStage
@@ -45,7 +45,7 @@ FINGERPRINT = Fingerprint(("H200",), ("GPU-1",), "580.1", "2.28.9", (("X",),), (
 
 def stored() -> VerifyRecord:
     """The one verify on disk."""
-    (record,) = list_records().found
+    (record,) = newest_records()
     return record
 
 
@@ -236,7 +236,7 @@ def check_refused(folder: Path, spec: VerifySpec, error: type[NccltuneError]) ->
     with pytest.raises(error) as caught:
         run_verify(spec, Watcher())
     assert processes_of(folder) == []
-    assert not list_records().found
+    assert not list(newest_records())
     return caught.value
 
 

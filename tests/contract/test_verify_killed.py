@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nccltune.verify.engine import run_verify
-from nccltune.verify.record import VerifyRecord, list_records
+from nccltune.verify.record import VerifyRecord, newest_records
 from nccltune.verify.serving.keeper import keeper_command
 from nccltune.verify.spec import VerifyProgress, VerifyStage
 from tests.support.hosts import REPOSITORY
@@ -70,7 +70,7 @@ def check_clear_end(record: VerifyRecord, folder: Path, who: str) -> None:
     assert problem.message.startswith(f"boot 2 of 4 (arm folk): {who} ended in the middle: ")
     assert "\n" not in problem.message
     assert [boot.arm for boot in record.boots] == ["default"]
-    (kept,) = list_records().found
+    (kept,) = newest_records()
     assert kept.problems == record.problems
     assert [boot.arm for boot in kept.boots] == ["default"]
     wait_for(lambda: not alive_in(folder))
@@ -170,7 +170,7 @@ def test_killed_verify_leaves_nothing_and_keeps_its_boots(
     if (tmp_path / "stray").exists():
         wait_for(lambda: not is_alive(int((tmp_path / "stray").read_text())))
     done = int(beginning.split()[0])
-    (kept,) = list_records().found
+    (kept,) = newest_records()
     assert len(kept.boots) == done
     if not done:
         return

@@ -20,7 +20,7 @@ from nccltune.sglang.endpoints import Endpoint
 from nccltune.store import activate, save_candidate
 from nccltune.verify import running
 from nccltune.verify.model import RankState
-from nccltune.verify.record import list_records, record_paths
+from nccltune.verify.record import newest_records, record_paths
 from nccltune.verify.running import measure_running, servers_at
 from tests.support.launching import is_alive
 from tests.support.standin_sglang.program import (
@@ -94,7 +94,7 @@ def test_running_server_is_measured_and_left_alone(tmp_path: Path) -> None:
     assert record.arms[0].num_steps == 2
     assert not record.problems
     assert record.is_finished
-    assert [one.id for one in list_records().found] == [record.id]
+    assert [one.id for one in newest_records()] == [record.id]
 
 
 def test_launch_is_kept_with_what_its_config_file_set(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_nobody_at_the_address_is_refused() -> None:
     with pytest.raises(ServerError, match="connection refused") as caught:
         measure_running(f"http://127.0.0.1:{free_port()}", QUICK_LOAD)
     assert caught.value.code == "no_answer"
-    assert not list_records().found
+    assert not list(newest_records())
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_address_of_something_else_is_refused(status: int, content: bytes) -> No
 
     assert caught.value.code == "not_sglang"
     assert url in str(caught.value)
-    assert not list_records().found
+    assert not list(newest_records())
 
 
 @contextmanager

@@ -12,6 +12,8 @@ import pytest
 
 from nccltune import paths
 from nccltune.cli import host_check, main
+from nccltune.cli.settings_options import candidates_from_options
+from nccltune.cli.verify_options import find_arm_profile
 from nccltune.errors import HostError
 from nccltune.export import EXPORTS
 from nccltune.paths import state_dir
@@ -418,6 +420,22 @@ def test_list_and_show_of_a_user_without_a_store_know_the_hosts_profiles(
     assert "broken.json" in listed["warnings"][0]
     assert (shown["state"], shown["path"]) == ("active", str(folder / "mine.json"))
     assert copied["path"] == str(folder / "folk-ll-ring.json")
+    assert not state_dir().exists()
+
+
+@pytest.mark.usefixtures("host_store")
+def test_all_that_reads_a_profile_knows_the_hosts_and_activate_does_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    compared = profile_verb(capsys, "diff", "mine", "other")
+    exported = profile_verb(capsys, "export", "other", "--format", "docker")
+    activated = profile_verb(capsys, "activate", "other")
+
+    assert compared["data"]["is_equal"] is True
+    assert exported["data"]["settings"] == SETTINGS
+    assert find_arm_profile("other").settings == SETTINGS
+    assert candidates_from_options(["other"], ()) == [("other", SETTINGS)]
+    assert activated["errors"][0]["code"] == "no_such_profile"
     assert not state_dir().exists()
 
 

@@ -20,7 +20,6 @@ from nccltune.sglang.endpoints import (
     endpoint_of,
     is_answered,
     read_health,
-    read_model_info,
     read_server_info,
 )
 
@@ -281,13 +280,8 @@ def test_is_answered_tells_a_taken_port_from_a_free_one(closed_port: int) -> Non
 
 
 def test_information_is_the_object_that_was_sent() -> None:
-    answers = {
-        "/server_info": (200, json.dumps({"tp_size": 2}).encode()),
-        "/model_info": (200, b'{"model_path": "/m"}'),
-    }
-    with server(answers) as endpoint:
+    with server({"/server_info": (200, json.dumps({"tp_size": 2}).encode())}) as endpoint:
         assert read_server_info(endpoint) == {"tp_size": 2}
-        assert read_model_info(endpoint) == {"model_path": "/m"}
 
 
 @pytest.mark.parametrize(

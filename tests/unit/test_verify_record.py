@@ -16,7 +16,6 @@ from nccltune.verify.model import Arm, Boot, Chunk, RankState, Run, Seen, Stream
 from nccltune.verify.record import (
     Problem,
     VerifyRecord,
-    list_records,
     load,
     newest_records,
     save,
@@ -131,12 +130,7 @@ def test_records_are_listed_newest_first_and_damage_hides_none(tmp_path: Path) -
     (verifies_dir(tmp_path) / "torn.json").write_text('{"schema": "nccltune.ver')
     (verifies_dir(tmp_path) / ".nccltune-x.tmp").write_text("")
 
-    records = list_records(tmp_path)
-
-    assert records.found == (later, RECORD)
-    (problem,) = records.problems
-    assert "torn.json" in problem
-    assert "cut short" in problem
+    assert list(newest_records(tmp_path)) == [later, RECORD]
 
 
 def test_newest_records_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
@@ -158,7 +152,7 @@ def test_newest_records_of_a_folder_that_is_none_are_refused_at_once(tmp_path: P
 
 
 def test_without_a_folder_there_are_no_records(tmp_path: Path) -> None:
-    assert list_records(tmp_path / "nowhere") == ((), ())
+    assert list(newest_records(tmp_path / "nowhere")) == []
 
 
 @pytest.mark.parametrize(
@@ -278,7 +272,7 @@ def test_folder_that_is_none_is_no_empty_store(tmp_path: Path, place: str) -> No
     (tmp_path / place).write_text("")
 
     with pytest.raises(FileError, match="Not a directory"):
-        list_records(tmp_path / "home")
+        newest_records(tmp_path / "home")
 
 
 def test_keys_are_not_kept() -> None:
