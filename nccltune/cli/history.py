@@ -72,7 +72,7 @@ def _parts(
     shown: Sequence[Entry], total: int, series: Sequence[Series]
 ) -> Iterator[RenderableType]:
     if not shown:
-        yield "Nothing was verified or searched on this host yet."
+        yield "Nothing was verified on this host yet, and nothing searched on its GPUs."
         yield "  nccltune search"
         yield "  nccltune verify -- CMD"
         return

@@ -119,7 +119,7 @@ def _parts(plan: Plan, *, is_dry_run: bool) -> Iterator[RenderableType]:
         yield f"  {step.action:<8} {step.path}"
     if not changes:
         is_there = unchanged_count > 0
-        yield "  Nothing: everything is there." if is_there else "  Nothing: there is nothing."
+        yield "  Nothing: everything is there." if is_there else "  Nothing."
     elif unchanged_count:
         yield f"  {unchanged_count} more are there already."
     if plan.commands:

@@ -69,6 +69,9 @@ def plan_install(request: Request, places: Places) -> Plan:
         for each in interpreters
         if each.sglang is None
     ]
+    if request.wants_units is None and not wants_units:
+        cause = "no systemd runs here" if os.geteuid() == 0 else "this user is not root"
+        warnings.append(f"no units are installed: {cause}; --units installs them all the same")
     written = {str(s.path): digest(s.text) for s in steps if s.action in _WRITTEN}
     gone = {str(step.path) for step in steps if step.action is Action.REMOVE}
     return Plan(

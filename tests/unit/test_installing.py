@@ -293,6 +293,8 @@ def test_no_units_where_no_systemd_runs(places: Places, python: Path) -> None:
 
     assert {step.path.parts[-2] for step in plan.steps} >= {"nccltune_hook"}
     assert not [step for step in plan.steps if step.path.is_relative_to(places.unit_dir)]
+    assert "no systemd runs here; --units" in " ".join(plan.warnings)
+    assert "no units" not in " ".join(plan_install(Request((python,), (), False), places).warnings)
 
 
 def test_programs_that_are_not_together_are_no_base_for_units(

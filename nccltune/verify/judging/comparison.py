@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -235,11 +236,20 @@ def _guard(
     effect_pct, interval = effect_of(estimate)
     if interval is None:
         return GuardReport(name, answer, effect_pct, interval, is_deciding)
-    spread_pct = 100.0 * math.expm1(estimate.scale)
+    spread_pct = 100.0 * math.expm1(_spread(blocks))
     is_too_uneven = answer is GuardAnswer.MORE and not rule.can_accept_guard(estimate.scale)
     return GuardReport(
         name, answer, effect_pct, interval, is_deciding, spread_pct, is_too_uneven=is_too_uneven
     )
+
+
+def _spread(blocks: Sequence[Block]) -> float:
+    """Return the standard deviation of boots of one arm, both arms taken together."""
+    arms = (
+        [each for block in blocks for each in (block.baseline_first, block.baseline_last)],
+        [each for block in blocks for each in (block.candidate_first, block.candidate_last)],
+    )
+    return math.sqrt(statistics.fmean(statistics.variance(arm) for arm in arms))
 
 
 def _logs(

@@ -80,7 +80,8 @@ class GuardReport:
         name: ``ttft_short`` or ``ttft_long``.
         is_deciding: it may turn a gain down. Only where NCCL settings are all that differs: a
             draft model has a prefill of its own.
-        spread_pct: how far boots of one arm lie apart; None below two blocks.
+        spread_pct: how far boots of one arm lie apart, one standard deviation; None below two
+            blocks.
         is_too_uneven: they lie so far apart that these boots could not accept it whatever the
             settings do; a large loss is rejected all the same.
     """
