@@ -179,6 +179,7 @@ def _guard(guard: GuardReport) -> dict[str, object]:
         "is_deciding": guard.is_deciding,
         "spread_pct": guard.spread_pct,
         "is_too_uneven": guard.is_too_uneven,
+        "is_suspect": guard.is_suspect,
     }
 
 

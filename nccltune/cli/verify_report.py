@@ -173,7 +173,8 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> Iterator[list[str | Te
         ]
         for guard in each.guards:
             is_bad = guard.answer is GuardAnswer.REJECTED
-            word = "too uneven to tell" if guard.is_too_uneven else GUARD_WORDS[guard.answer]
+            is_untold = guard.is_too_uneven and not guard.is_suspect
+            word = "too uneven to tell" if is_untold else GUARD_WORDS[guard.answer]
             yield [
                 f"  {GUARD_NAMES.get(guard.name, guard.name)}",
                 format_gain(guard.effect_pct),

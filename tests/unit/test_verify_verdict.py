@@ -148,6 +148,39 @@ def test_judge_equal_arms_claim_at_most_as_often_as_stated(
     assert claims <= trials * 0.05
 
 
+@pytest.mark.parametrize("boots_an_arm", [4, 8])
+@pytest.mark.parametrize(("slower", "ttft"), [(1.3, 0.05), (1.3, 0.1), (2.0, 0.2)])
+def test_judge_a_faster_step_that_costs_a_slower_first_token_is_seldom_a_gain(
+    boots_an_arm: int, slower: float, ttft: float
+) -> None:
+    """Of the short prompt, which is too uneven to be accepted in most of these verifies."""
+    source = random.Random(f"{boots_an_arm} {slower} {ttft}")
+    trials, gains = 200, 0
+    for _ in range(trials):
+        boots = [
+            a_boot(
+                arm,
+                position,
+                (19.0 if arm is FOLK else 20.0) * math.exp(0.003 * source.gauss(0.0, 1.0)),
+                ttft_ms=(
+                    TTFT_MS
+                    * (slower if arm is FOLK else 1.0)
+                    * math.exp(ttft * source.gauss(0.0, 1.0)),
+                    900.0 * math.exp(0.005 * source.gauss(0.0, 1.0)),
+                ),
+            )
+            for position, arm in enumerate(in_order(PAIR, boots_an_arm))
+        ]
+        for end in range(8, len(boots) + 1, 4):
+            if is_decided(boots[:end], PAIR, noise=None, boots_planned=boots_an_arm):
+                boots = boots[:end]
+                break
+        verdict = judge(boots, PAIR, noise=None, boots_planned=boots_an_arm).verdict
+        gains += verdict is Verdict.GAIN
+
+    assert gains <= trials * 0.05
+
+
 def test_judge_recorded_noise_keeps_a_lucky_agreement_from_a_claim() -> None:
     times = {"default": 20.0, "folk": 19.4}
 
@@ -235,8 +268,36 @@ def test_judge_short_prompt_too_uneven_to_tell_forbids_no_gain_and_is_told() -> 
     )
     assert judgement.comparisons[0].guards[0].is_too_uneven
     assert re.search(
-        r"boots of one arm lie about \d+ % apart in it, so that only a rise of more than \d+ % ",
+        r"boots of the baseline alone lie about \d+ % apart in it, too far for the boots planned",
         text_of(judgement, Cause.GUARD_UNDECIDED),
+    )
+
+
+def test_short_prompt_too_uneven_to_tell_is_open_until_all_boots_are_made() -> None:
+    uneven = first_tokens(steady_boots(PAIR, FASTER), UNEVEN)
+
+    assert not is_decided(uneven, PAIR, noise=None, boots_planned=8)
+    stopped = judge(uneven, PAIR, noise=None, boots_planned=8)
+    assert stopped.verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        pytest.param((0.72, 1.35, 1.4, 1.03, 1.12, 1.3, 1.35, 1.28), id="it looks slower"),
+        pytest.param((1.0, 0.7, 1.2, 1.0, 1.01, 1.3, 0.75, 1.01), id="the profile is uneven"),
+    ],
+)
+def test_judge_short_prompt_too_uneven_to_tell_excuses_no_more_than_luck(
+    factors: tuple[float, ...],
+) -> None:
+    uneven = first_tokens(steady_boots(PAIR, FASTER), factors)
+
+    judgement = judge(uneven, PAIR, noise=None, boots_planned=4)
+
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "whether time to first token of the short prompt gets longer is open" in (
+        judgement.sentence
     )
 
 

@@ -94,6 +94,7 @@ class Look:
         is_about_settings: the two differ in NCCL settings and in nothing else.
         is_shown: what a step took more or less, tokens took more or less too. True where arms are
             compared by tokens, or draft different numbers of steps.
+        is_last: all boots that were planned are made.
     """
 
     baseline: Arm
@@ -104,6 +105,7 @@ class Look:
     guards: tuple[GuardReport, ...]
     is_about_settings: bool
     is_shown: bool = True
+    is_last: bool = False
 
     def guards_that(self, answer: GuardAnswer) -> tuple[GuardReport, ...]:
         """Return the guards that decide, and gave this answer."""
@@ -114,10 +116,16 @@ class Look:
         """Guards that keep a gain from being claimed: undecided, but not as they always would be.
 
         A guard that no number of these boots could accept would forbid every gain of the host, the
-        true ones too.
+        true ones too. Once all boots are made it does not, unless it looks worse than by luck.
         """
         undecided = self.guards_that(GuardAnswer.MORE)
-        return tuple(one for one in undecided if one.name == _MAIN_GUARD or not one.is_too_uneven)
+        if not self.is_last:
+            return undecided
+        return tuple(
+            one
+            for one in undecided
+            if one.name == _MAIN_GUARD or not one.is_too_uneven or one.is_suspect
+        )
 
     @property
     def is_final(self) -> bool:
@@ -167,7 +175,10 @@ def look_at(
         for name, prompt in GUARD_PROMPTS.items()
     )
     is_shown = not is_alike or _is_shown(found, rule, baseline, estimate)
-    return Look(baseline, candidate, metric, answer, estimate, guards, is_about_settings, is_shown)
+    is_last = len(found) >= rule.max_block_count
+    return Look(
+        baseline, candidate, metric, answer, estimate, guards, is_about_settings, is_shown, is_last
+    )
 
 
 def effect_of(
@@ -236,20 +247,20 @@ def _guard(
     effect_pct, interval = effect_of(estimate)
     if interval is None:
         return GuardReport(name, answer, effect_pct, interval, is_deciding)
-    spread_pct = 100.0 * math.expm1(_spread(blocks))
-    is_too_uneven = answer is GuardAnswer.MORE and not rule.can_accept_guard(estimate.scale)
+    # By the baseline alone: a candidate that is uneven itself must not be excused by that.
+    spread = statistics.stdev(
+        each for block in blocks for each in (block.baseline_first, block.baseline_last)
+    )
     return GuardReport(
-        name, answer, effect_pct, interval, is_deciding, spread_pct, is_too_uneven=is_too_uneven
+        name,
+        answer,
+        effect_pct,
+        interval,
+        is_deciding,
+        spread_pct=100.0 * math.expm1(spread),
+        is_too_uneven=answer is GuardAnswer.MORE and not rule.can_accept_guard(spread),
+        is_suspect=estimate.mean > estimate.scale / math.sqrt(estimate.block_count),
     )
-
-
-def _spread(blocks: Sequence[Block]) -> float:
-    """Return the standard deviation of boots of one arm, both arms taken together."""
-    arms = (
-        [each for block in blocks for each in (block.baseline_first, block.baseline_last)],
-        [each for block in blocks for each in (block.candidate_first, block.candidate_last)],
-    )
-    return math.sqrt(statistics.fmean(statistics.variance(arm) for arm in arms))
 
 
 def _logs(

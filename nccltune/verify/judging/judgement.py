@@ -80,10 +80,11 @@ class GuardReport:
         name: ``ttft_short`` or ``ttft_long``.
         is_deciding: it may turn a gain down. Only where NCCL settings are all that differs: a
             draft model has a prefill of its own.
-        spread_pct: how far boots of one arm lie apart, one standard deviation; None below two
+        spread_pct: how far boots of the baseline lie apart, one standard deviation; None below two
             blocks.
-        is_too_uneven: they lie so far apart that these boots could not accept it whatever the
+        is_too_uneven: they lie so far apart that the boots planned could not accept it whatever the
             settings do; a large loss is rejected all the same.
+        is_suspect: it got longer by more than one standard error.
     """
 
     name: str
@@ -93,6 +94,7 @@ class GuardReport:
     is_deciding: bool
     spread_pct: float | None = None
     is_too_uneven: bool = False
+    is_suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True)

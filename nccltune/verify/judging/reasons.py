@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nccltune.block_rule import GUARD_REJECT_RATIO, MIN_BLOCK_COUNT, GuardAnswer
+from nccltune.block_rule import MIN_BLOCK_COUNT, GuardAnswer
 from nccltune.verify.judging.comparison import GUARD_PROMPTS, is_simulated, steps_of
 from nccltune.verify.judging.cost_model import CostModel, Refusal, is_rival, steps_in_words
 from nccltune.verify.judging.judgement import Cause, Comparison, GuardReport, Reason, Verdict
@@ -93,14 +92,12 @@ def _guards(compared: Comparison) -> Iterator[Reason]:
 
 
 def _unevenness(guard: GuardReport) -> str:
-    """Say how far boots lie apart, and how much would have been seen for certain all the same."""
-    if not guard.is_too_uneven or guard.effect_ci_pct is None or guard.effect_pct is None:
+    """Say how uneven it is without the settings that are judged."""
+    if not guard.is_too_uneven:
         return ""
-    half = math.log((100.0 - guard.effect_ci_pct[0]) / (100.0 - guard.effect_pct))
-    certain_pct = 100.0 * (GUARD_REJECT_RATIO * math.exp(half) - 1.0)
     return (
-        f": boots of one arm lie about {guard.spread_pct:.0f} % apart in it, so that only a rise "
-        f"of more than {certain_pct:.0f} % is sure to show"
+        f": boots of the baseline alone lie about {guard.spread_pct:.0f} % apart in it, too far "
+        "for the boots planned to tell"
     )
 
 
