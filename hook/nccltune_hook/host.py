@@ -161,7 +161,7 @@ def visible_gpus(gpus: list[Gpu], environ: Any) -> list[Gpu]:
             is_uuid = word.upper().startswith("GPU-")
             fits = [gpu for gpu in gpus if is_uuid and gpu.uuid.lower().startswith(word.lower())]
         if len(fits) != 1 or fits[0] in chosen:
-            raise Unsure(f"CUDA_VISIBLE_DEVICES={visible} does not name GPUs of this host")
+            raise Unsure(f"CUDA_VISIBLE_DEVICES={str(visible)[:120]} names no GPUs of this host")
         chosen.append(fits[0])
     return chosen
 

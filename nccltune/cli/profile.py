@@ -66,8 +66,10 @@ def command() -> None:
 @json_option
 def list_command() -> Answer:
     """List the profiles that are shipped or were found here."""
-    listed, active = list_profiles(), read_active()
-    problems = [each.problem for each in listed if each.problem]
+    problems: list[str] = []
+    active = read_active()
+    listed = _with_active(list_profiles(problems), active)
+    problems += [each.problem for each in listed if each.problem]
     if active.problem is not None and active.problem not in problems:
         problems.append(active.problem)
     if active.warning:
@@ -81,6 +83,14 @@ def list_command() -> Answer:
         show=lambda: _list_parts(listed, active),
         warnings=tuple(problems),
     )
+
+
+def _with_active(listed: Sequence[Listed], active: ActiveState) -> Sequence[Listed]:
+    """Add the host's active profile where it can be read, and the folder that it lies in cannot."""
+    if active.profile is None or any(each.path == active.path for each in listed):
+        return listed
+    unlisted = Listed(active.profile.name, active.path, Where.HOST, active.profile)
+    return sorted((unlisted, *listed), key=lambda each: each.name)
 
 
 def _standing(profile: Profile, where: Where, path: Path, active: ActiveState) -> str:

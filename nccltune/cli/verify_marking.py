@@ -9,6 +9,7 @@ from nccltune.cli.envelope import Complaint, one_line, plain
 from nccltune.cli.verify_data import judgement_data
 from nccltune.errors import NccltuneError
 from nccltune.store import Where, find_profile, mark_verified
+from nccltune.store.files import is_shipped
 from nccltune.verify.judging.comparison import settings_of
 from nccltune.verify.judging.judgement import Verdict
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from nccltune.cli.verify_data import Verified
     from nccltune.profile import Profile
+    from nccltune.store import Found
 
 
 def mark_gains(verified: Verified, not_kept: list[Complaint]) -> Verified:
@@ -34,7 +36,7 @@ def mark_gains(verified: Verified, not_kept: list[Complaint]) -> Verified:
         is_settings_alone = arms[each.arm].argv == base.argv and not settings_of(base)
         if each.answer is not Verdict.GAIN or profile is None or not is_settings_alone:
             continue
-        if not each.is_wholly_in_effect or not _is_of_store(profile):
+        if not each.is_wholly_in_effect or not _is_own(_kept(profile)):
             continue
         try:
             mark_verified(profile.name, _evidence(verified, each.arm))
@@ -55,11 +57,9 @@ def unmarked_warnings(verified: Verified) -> Iterator[str]:
         if arm.profile.name not in verified.marked
     ]
     for compared, profile in unmarked:
-        if not _is_of_store(profile):
-            yield (
-                f"profile {profile.name} is not in this host's store, so that it was not marked "
-                "as verified: nccltune profile import it first"
-            )
+        kept = _kept(profile)
+        if not _is_own(kept):
+            yield _not_own(profile.name, kept)
         elif not compared.is_wholly_in_effect:
             yield (
                 f"profile {profile.name} was not marked as verified: not all of its settings were "
@@ -86,10 +86,28 @@ def _evidence(verified: Verified, arm: str) -> Mapping[str, object]:
     return evidence
 
 
-def _is_of_store(profile: Profile) -> bool:
-    """Whether the store holds these settings under this name, so that evidence belongs to them."""
+def _kept(profile: Profile) -> Found | None:
+    """Return what is kept with these settings under this name; evidence would belong to that."""
     try:
-        found = find_profile(profile.name, is_own=True)
+        found = find_profile(profile.name)
     except NccltuneError:
-        return False
-    return found.where is Where.STATE and found.profile.settings == profile.settings
+        return None
+    return found if found.profile.settings == profile.settings else None
+
+
+def _is_own(kept: Found | None) -> bool:
+    return kept is not None and kept.where is Where.STATE
+
+
+def _not_own(name: str, kept: Found | None) -> str:
+    if kept is None or kept.where is not Where.HOST:
+        return (
+            f"profile {name} is not in this user's store, so that it was not marked as verified: "
+            "nccltune profile import it first"
+        )
+    # One that is shipped keeps its name for itself.
+    renamed = " --name NAME" if is_shipped(name) else ""
+    return (
+        f"profile {name} is the host's and not this user's own, so that it was not marked as "
+        f"verified: nccltune profile import {kept.path}{renamed} first"
+    )

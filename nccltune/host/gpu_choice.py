@@ -15,6 +15,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 DEFAULT_SHARED_RANKS = 2
 MAX_SHARED_RANKS = 16
 _MAX_DIGITS = 9
+_MAX_QUOTED_CHARS = 120
 
 
 def numbers_named(visible: str | None) -> Set[int] | None:
@@ -95,15 +96,15 @@ def _gpu_named(hardware: Hardware, token: str, visible: str) -> Gpu:
     if _is_number(token):
         return _gpu_by_index(hardware, int(token), visible)
     if token.upper().startswith("MIG-"):
-        raise _mig_error(f"{VARIABLE} names the MIG instance {token!r}")
+        raise _mig_error(f"{VARIABLE} names the MIG instance {_shortened(token)!r}")
     if token.upper().startswith("GPU-"):
         return _gpu_by_uuid(hardware, token, visible)
     if token.startswith("-") and token[1:].isdecimal():
-        reason = f"{token} hides every GPU from there on; leave it out"
+        reason = f"{_shortened(token)} hides every GPU from there on; leave it out"
     elif not token:
         reason = "an entry is empty, and CUDA would stop there; leave the comma out"
     else:
-        reason = f"{token!r} is neither an index nor a GPU's UUID"
+        reason = f"{_shortened(token)!r} is neither an index nor a GPU's UUID"
     raise _visible_problem(visible, reason)
 
 
@@ -126,7 +127,8 @@ def _gpu_by_uuid(hardware: Hardware, prefix: str, visible: str) -> Gpu:
     found = [gpu for gpu in hardware.gpus if gpu.uuid.lower().startswith(prefix.lower())]
     if not found:
         known = ", ".join(gpu.uuid for gpu in hardware.gpus)
-        raise _visible_problem(visible, f"no GPU has a UUID that starts {prefix!r}, only {known}")
+        shown = _shortened(prefix)
+        raise _visible_problem(visible, f"no GPU has a UUID that starts {shown!r}, only {known}")
     if len(found) > 1:
         known = ", ".join(gpu.uuid for gpu in found)
         raise _visible_problem(visible, f"{prefix!r} fits several GPUs: {known}")
@@ -151,7 +153,19 @@ def _is_visible(count: int) -> str:
 
 
 def _visible_problem(visible: str, reason: str) -> UsageProblem:
-    return UsageProblem(f"{VARIABLE}={visible}: {reason}", code="bad_visible_devices")
+    message = f"{VARIABLE}={_shortened(visible)}: {reason}"
+    return UsageProblem(message, code="bad_visible_devices")
+
+
+def _shortened(text: str) -> str:
+    """Cut what nobody would read to its end: the variable can hold as much as an environment does.
+
+    >>> _shortened("0,1"), len(_shortened("0," * 20000))
+    ('0,1', 142)
+    """
+    if len(text) <= _MAX_QUOTED_CHARS:
+        return text
+    return f"{text[:_MAX_QUOTED_CHARS]}... ({len(text)} characters)"
 
 
 def _mig_error(what: str) -> HostError:

@@ -124,29 +124,28 @@ def read_peer_refusal(nvml: ModuleType, one: object, other: object) -> str | Non
 
 
 class NumaNodes:
-    """Finds the NUMA node nearest to each GPU; NVML is asked last, for it takes long over it."""
+    """Finds the NUMA node nearest to each GPU; NVML is asked last, for it takes long over it.
+
+    What is found for a GPU depends on no other one, nor on which of them are read.
+    """
 
     def __init__(self, nvml: ModuleType, sys_root: Path) -> None:
         self._nvml = nvml
         self._devices = sys_root / "bus/pci/devices"
         # A virtual machine mostly has one node, and does not say that its devices belong to it.
-        self._online = _read_text(sys_root / "devices/system/node/online")
-        self._only: int | None = None
+        online = _read_text(sys_root / "devices/system/node/online")
+        self._only = int(online) if online.isdecimal() else None
 
     def read(self, handle: object, pci_bus_id: str) -> int | None:
-        """Return the node of one GPU; None where it is hidden or there are several."""
+        """Return the node of one GPU; None where it is hidden or NVML names several."""
         domain, _, rest = pci_bus_id.partition(":")
         node = _read_text(self._devices / f"{int(domain, 16):04x}:{rest}/numa_node")
         if node.isdecimal():
             return int(node)
         if self._only is not None:
-            return self._only
+            return self._only  # whatever NVML calls it, there is no other one here
         nodes = self._ask(handle)
-        if len(nodes) != 1:
-            return None
-        if self._online == str(nodes[0]):
-            self._only = nodes[0]  # there is no other one
-        return nodes[0]
+        return nodes[0] if len(nodes) == 1 else None
 
     def _ask(self, handle: object) -> list[int]:
         mask = read_optional(

@@ -1,4 +1,4 @@
-"""Profiles on disk: those shipped with the package, those of the state folder, and single files."""
+"""Profiles on disk: of this user's store, of the host's, shipped with the package, single files."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from typing import NamedTuple
 from nccltune.errors import FileError, NccltuneError, UsageProblem
 from nccltune.paths import reading_dir, shipped_profiles_dir, state_dir
 from nccltune.profile import Profile, check_name, parse_profile
-from nccltune.store.reading import read_text, unreadable
+from nccltune.store.reading import json_files, read_text, unreadable
 
 SUFFIX = ".json"
 
 
 class Where(StrEnum):
-    """Which of the places a profile was found in."""
+    """Which of the places a profile was found in.
+
+    ``STATE`` is this user's own store, ``HOST`` the host's where this user's launches read that.
+    """
 
     STATE = "state"
+    HOST = "host"
     SHIPPED = "shipped"
     FILE = "file"
 
@@ -60,8 +64,8 @@ def find_profile(name_or_file: str, *, is_own: bool = False) -> Found:
     """Find a profile by name, or read the file named.
 
     This user's store goes first, then the host's where this user's launches read that, then what is
-    shipped. Whatever ends in ``.json`` is a file; everything else is a name, so that a name never
-    walks the tree.
+    shipped. A folder of the host's that cannot be looked into counts for empty. Whatever ends in
+    ``.json`` is a file; everything else is a name, so that a name never walks the tree.
 
     Args:
         name_or_file: as typed.
@@ -69,7 +73,7 @@ def find_profile(name_or_file: str, *, is_own: bool = False) -> Found:
 
     Raises:
         UsageProblem: neither a name nor a file, or no profile of that name.
-        FileError: the file cannot be used.
+        FileError: the file cannot be used, or this user's store cannot be looked into.
     """
     if name_or_file.endswith(SUFFIX):
         path = Path(name_or_file)
@@ -81,27 +85,42 @@ def find_profile(name_or_file: str, *, is_own: bool = False) -> Found:
             code="bad_name",
         )
     check_name(name_or_file)
-    for folder, where in _folders(is_own=is_own):
+    passed_over: Path | None = None
+    for folder, where in _folders():
         path = folder / f"{name_or_file}{SUFFIX}"
-        if is_there(path):
+        if not _is_in_reach(path, where):
+            continue
+        if is_own and where is Where.HOST:
+            passed_over = path
+        else:
             return Found(load_named(path, where), path, where)
-    known = ", ".join(sorted({listed.name for listed in list_profiles()})) or "none"
-    raise UsageProblem(
-        f"no profile named {name_or_file!r}; there are: {known} (a file has to end in .json)",
-        code="no_such_profile",
-    )
+    raise _not_found(name_or_file, passed_over, is_own=is_own)
 
 
-def list_profiles() -> tuple[Listed, ...]:
+def list_profiles(unread: list[str] | None = None, *, is_own: bool = False) -> tuple[Listed, ...]:
     """List every profile by name, in the order of ``find_profile`` where several have one name.
 
     A broken file is listed with its problem, so that one bad file hides no other.
+
+    Args:
+        unread: gets why the host's profiles are left out, where they cannot be read.
+        is_own: leave the host's out, as ``find_profile`` does.
+
+    Raises:
+        FileError: the folder of this user's own or of the shipped ones cannot be read.
     """
     found: list[Listed] = []
-    for folder, where in _folders():
-        for path in folder.glob(f"*{SUFFIX}"):
-            if path.name.startswith("."):
-                continue
+    for folder, where in _folders(is_own=is_own):
+        try:
+            paths = json_files(folder)
+        except FileError as error:
+            if where is not Where.HOST:
+                raise
+            if unread is not None:
+                reason = str(error).removeprefix(f"{folder}: ")
+                unread.append(f"the host's profiles in {folder} {reason}")
+            continue
+        for path in paths:
             try:
                 found.append(Listed(path.stem, path, where, load_named(path, where)))
             except NccltuneError as error:
@@ -157,5 +176,32 @@ def _folders(*, is_own: bool = False) -> Iterator[tuple[Path, Where]]:
         # Who reads the active profile is told where that cannot be looked up.
         with suppress(NccltuneError):
             if (host := reading_dir()) != state_dir():
-                yield profiles_dir(host), Where.STATE
+                yield profiles_dir(host), Where.HOST
     yield shipped_profiles_dir(), Where.SHIPPED
+
+
+def _is_in_reach(path: Path, where: Where) -> bool:
+    try:
+        return is_there(path)
+    except FileError:
+        # The host's store is root's affair: it keeps nobody from his own, nor from what is shipped.
+        if where is Where.HOST:
+            return False
+        raise
+
+
+def _not_found(name: str, of_host: Path | None, *, is_own: bool) -> UsageProblem:
+    if of_host is not None:
+        return UsageProblem(
+            f"profile {name!r} is the host's, and not in this user's store: launches of this user "
+            "get the host's active profile already; to keep this one as your own: nccltune profile "
+            f"import {of_host}",
+            code="not_in_store",
+        )
+    unread: list[str] = []
+    names = sorted({listed.name for listed in list_profiles(unread, is_own=is_own)})
+    known = f"{', '.join(names) or 'none'} (a file has to end in .json)"
+    return UsageProblem(
+        "; ".join([f"no profile named {name!r}", f"there are: {known}", *unread]),
+        code="no_such_profile",
+    )

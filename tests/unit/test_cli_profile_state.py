@@ -10,15 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nccltune import paths
 from nccltune.cli import host_check, main
-from nccltune.cli.settings_options import candidates_from_options
-from nccltune.cli.verify_options import find_arm_profile
 from nccltune.errors import HostError
 from nccltune.export import EXPORTS
-from nccltune.paths import state_dir
 from nccltune.profile import Profile, format_profile
-from nccltune.store import activate, profiles_dir, read_active, save_candidate
+from nccltune.store import profiles_dir, read_active, save_candidate
 from tests.support.command_line import FINGERPRINT, envelope_of
 from tests.support.readers import READERS
 
@@ -386,82 +382,6 @@ def test_list_and_show_say_which_one_is_active(capsys: pytest.CaptureFixture[str
     assert (states["mine"], states["other"]) == ("active", "candidate")
     assert listed["active"] == "mine"
     assert shown["state"] == "active"
-
-
-@pytest.fixture
-def host_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The host's store with one that is active, read by a user who has activated nothing."""
-    system = tmp_path / "system"
-    monkeypatch.setenv("NCCLTUNE_HOME", str(system))
-    save_candidate(MINE)
-    save_candidate(replace(MINE, name="other"))
-    for name in ("folk-ll-ring", "mine"):
-        activate(name, reason="manual", is_any_host=True)
-    monkeypatch.delenv("NCCLTUNE_HOME")
-    monkeypatch.setattr(paths, "SYSTEM_STATE_DIR", system)
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    return system
-
-
-def test_list_and_show_of_a_user_without_a_store_know_the_hosts_profiles(
-    capsys: pytest.CaptureFixture[str], host_store: Path
-) -> None:
-    (host_store / "profiles" / "broken.json").write_text("{")
-
-    listed = profile_verb(capsys, "list")
-    shown = profile_verb(capsys, "show", "mine")["data"]
-    copied = profile_verb(capsys, "show", "folk-ll-ring")["data"]
-
-    rows = {each["path"]: each["state"] for each in listed["data"]["profiles"]}
-    folder = host_store / "profiles"
-    assert rows[str(folder / "mine.json")] == "active"
-    assert rows[str(folder / "other.json")] == "candidate"
-    assert rows[str(folder / "broken.json")] == "candidate"
-    assert "broken.json" in listed["warnings"][0]
-    assert (shown["state"], shown["path"]) == ("active", str(folder / "mine.json"))
-    assert copied["path"] == str(folder / "folk-ll-ring.json")
-    assert not state_dir().exists()
-
-
-@pytest.mark.usefixtures("host_store")
-def test_all_that_reads_a_profile_knows_the_hosts_and_activate_does_not(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    compared = profile_verb(capsys, "diff", "mine", "other")
-    exported = profile_verb(capsys, "export", "other", "--format", "docker")
-    activated = profile_verb(capsys, "activate", "other")
-
-    assert compared["data"]["is_equal"] is True
-    assert exported["data"]["settings"] == SETTINGS
-    assert find_arm_profile("other").settings == SETTINGS
-    assert candidates_from_options(["other"], ()) == [("other", SETTINGS)]
-    assert activated["errors"][0]["code"] == "no_such_profile"
-    assert not state_dir().exists()
-
-
-def test_list_and_show_tell_a_users_own_from_the_hosts_of_that_name(
-    capsys: pytest.CaptureFixture[str], host_store: Path
-) -> None:
-    own = save_candidate(MINE)
-
-    listed = profile_verb(capsys, "list")["data"]["profiles"]
-    shown = profile_verb(capsys, "show", "mine")["data"]
-
-    states = {each["path"]: each["state"] for each in listed if each["name"] == "mine"}
-    assert states == {str(own): "candidate", str(host_store / "profiles/mine.json"): "active"}
-    assert (shown["state"], shown["path"]) == ("candidate", str(own))
-
-
-def test_list_of_a_user_with_a_store_leaves_the_hosts_out(
-    capsys: pytest.CaptureFixture[str], host_store: Path
-) -> None:
-    save_candidate(replace(MINE, name="own"))
-    activate("own", reason="manual", is_any_host=True)
-
-    listed = profile_verb(capsys, "list")["data"]["profiles"]
-
-    assert not [each for each in listed if each["path"].startswith(str(host_store))]
-    assert profile_verb(capsys, "show", "other")["errors"][0]["code"] == "no_such_profile"
 
 
 # import

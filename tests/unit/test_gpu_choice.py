@@ -87,7 +87,6 @@ def test_choose_gpus_takes_the_first_of_many(
         ("0;1", ("'0;1'",)),
         ("1.0,2", ("'1.0'",)),
         ("²,1", ("'²'",)),
-        ("9" * 5000, ("neither an index nor",)),  # more digits than int() takes
     ],
 )
 def test_choose_gpus_with_bad_variable_says_which_entry(
@@ -101,6 +100,42 @@ def test_choose_gpus_with_bad_variable_says_which_entry(
     assert message.startswith(f"CUDA_VISIBLE_DEVICES={visible}: ")
     assert all(word in message for word in words)
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("visible", "reason"),
+    [
+        ("0," * 20000, "is named twice"),
+        ("9" * 40000, "neither an index nor"),  # more digits than int() takes
+        (f"-{'9' * 40000}", "leave it out"),
+        (f"0,{'x' * 40000}", "neither an index nor"),
+        (f"0,GPU-{'f' * 40000}", "no GPU has a UUID"),
+        (f"MIG-{'f' * 40000}", "no P2P"),
+        (f"0,MIG-{'f' * 40000}", "no P2P"),
+        (f"99{',1' * 20000}", "there is no GPU 99"),
+        (f"GPU-{',GPU-' * 10000}", "several GPUs"),
+        (f"0,{' ' * 40000}", "an entry is empty"),
+    ],
+)
+def test_choose_gpus_quotes_no_more_of_a_long_variable_than_one_reads(
+    visible: str, reason: str
+) -> None:
+    with pytest.raises(NccltuneError, match=reason) as caught:
+        chosen(visible)
+
+    message = str(caught.value)
+    assert len(message) < 1000
+    assert message.startswith("CUDA_VISIBLE_DEVICES")
+    assert " characters)" in message
+
+
+def test_choose_gpus_quotes_a_short_variable_whole() -> None:
+    visible = f"{'0' * 117},0,"[:120]
+
+    with pytest.raises(UsageProblem) as caught:
+        chosen(visible)
+
+    assert str(caught.value).startswith(f"CUDA_VISIBLE_DEVICES={visible}: ")
 
 
 @pytest.mark.parametrize("visible", ["", "  "])

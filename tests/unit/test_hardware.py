@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from typing import TYPE_CHECKING
 
 import pytest
@@ -257,15 +258,16 @@ def write_sysfs(root: Path, online: str | None, nodes: dict[int, str]) -> None:
     ("online", "in_sysfs", "in_nvml", "expected", "asked_count"),
     [
         pytest.param("0-1", ("1",) * 8, (0,), [1] * 8, 0, id="sysfs knows"),
-        pytest.param("0", ("-1",) * 8, (0,), [0] * 8, 1, id="one node"),
-        pytest.param("2", ("-1",) * 8, (2,), [2] * 8, 1, id="one node of another number"),
-        pytest.param("0", ("-1",) * 8, (1,), [1] * 8, 8, id="one node that NVML does not know"),
+        pytest.param("0", ("-1",) * 8, (0,), [0] * 8, 0, id="one node"),
+        pytest.param("2", ("-1",) * 8, (2,), [2] * 8, 0, id="one node of another number"),
+        pytest.param("0", ("-1",) * 8, (1,), [0] * 8, 0, id="one node that NVML does not know"),
         pytest.param("0-1", ("-1",) * 8, (1,), [1] * 8, 8, id="several nodes"),
         pytest.param("0,2", ("-1",) * 8, (2,), [2] * 8, 8, id="several nodes with a gap"),
         pytest.param(None, ("-1",) * 8, (0,), [0] * 8, 8, id="nodes hidden"),
         pytest.param(None, (), (0,), [0] * 8, 8, id="sysfs hidden"),
-        pytest.param("0", ("-1",) * 8, (), [None] * 8, 8, id="nobody knows"),
-        pytest.param("0", ("0", "-1", "0"), (0,), [0] * 8, 1, id="sysfs knows some"),
+        pytest.param("0-1", ("-1",) * 8, (), [None] * 8, 8, id="nobody knows"),
+        pytest.param("0", ("0", "-1", "0"), (1,), [0] * 8, 0, id="sysfs knows some of one node"),
+        pytest.param("0-1", ("0", "-1", "0"), (1,), [0, 1, 0, *[1] * 5], 6, id="sysfs knows some"),
     ],
 )
 def test_read_gpus_asks_nvml_for_numa_nodes_no_more_than_needed(
@@ -284,11 +286,33 @@ def test_read_gpus_asks_nvml_for_numa_nodes_no_more_than_needed(
 
 
 def test_read_gpus_does_not_take_one_failed_reading_for_all(tmp_path: Path) -> None:
-    write_sysfs(tmp_path, "0", {})
+    write_sysfs(tmp_path, "0-1", {})
     nvml = FakeNvml([fake_gpu(idx, numa_nodes=(0,)) for idx in range(3)])
     nvml.gpus[0].errors["affinity"] = NOT_SUPPORTED
 
     assert [gpu.numa_node for gpu in read(nvml, tmp_path).gpus] == [None, 0, 0]
+
+
+@pytest.mark.parametrize("online", ["0", "1", "0-1", None])
+@pytest.mark.parametrize("in_sysfs", [{}, {1: "0"}, {0: "-1", 2: "1"}])
+@pytest.mark.parametrize("answers", list(itertools.product(((0,), (1,), (0, 1), None), repeat=3)))
+def test_read_gpus_finds_the_same_numa_node_whichever_others_are_read(
+    online: str | None,
+    in_sysfs: dict[int, str],
+    answers: tuple[tuple[int, ...] | None, ...],
+    tmp_path: Path,
+) -> None:
+    write_sysfs(tmp_path, online, in_sysfs)
+    nvml = FakeNvml([fake_gpu(idx, numa_nodes=each or ()) for idx, each in enumerate(answers)])
+    for idx, each in enumerate(answers):
+        if each is None:
+            nvml.gpus[idx].errors["affinity"] = NOT_SUPPORTED
+    nodes = {gpu.idx: gpu.numa_node for gpu in read(nvml, tmp_path).gpus}
+
+    subsets = [set(some) for size in (1, 2) for some in itertools.combinations(range(3), size)]
+    for some in subsets:
+        found = read_gpus(nvml, sys_root=tmp_path, only=some, is_brief=True).gpus
+        assert {gpu.idx: gpu.numa_node for gpu in found} == {idx: nodes[idx] for idx in some}
 
 
 def test_read_gpus_of_some_reads_nothing_of_the_others(tmp_path: Path) -> None:

@@ -112,8 +112,6 @@ def test_read_visible_asks_only_for_gpus_named_by_number(
     visible: str | None, order: tuple[int, ...], handle_count: int, p2p_count: int
 ) -> None:
     nvml = nvswitch_host(8)
-    for gpu in nvml.gpus:
-        gpu.numa_nodes = (0,)  # a host of one node, as the sysfs of this machine may show
     hardware = read_gpus(nvml)
     nvml.calls.clear()
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
