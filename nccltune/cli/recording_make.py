@@ -35,7 +35,7 @@ from nccltune.profile import check_name
 from nccltune.recording import Manifest, PayloadShape, RecordingWriter
 from nccltune.recording.finding import recordings_dir
 from nccltune.search.objective import Objective
-from nccltune.search.recording_plan import design_candidates, record
+from nccltune.search.recording_plan import plan_candidates, record
 from nccltune.search.report import FOLK_NAME
 from nccltune.search.space import Space
 from nccltune.store import find_profile
@@ -81,7 +81,7 @@ class MakeOptions:
     default=120,
     show_default=True,
     metavar="N",
-    help="Candidates to measure, beside the defaults many times over.",
+    help="Candidates that it is to hold, beside the defaults many times over.",
 )
 @click.option(
     "--try",
@@ -137,9 +137,24 @@ def make_command(invocation: Invocation, /, **options: object) -> Answer:
                 observer
             ),
         ):
+            planned = plan_candidates(
+                Space(source.facts, source.pinned),
+                chosen.candidates,
+                chosen.seed,
+                own=own,
+                folk=find_profile(FOLK_NAME).profile.settings,
+                held=[launch.settings for launch in writer.launches],
+            )
             series = SeriesFollower(observer, time_limit_s=chosen.timeout_s)
-            is_interrupted = _measure(chosen, own, source, requests, writer, series)
-    return _answer(chosen, writer, series, is_interrupted, (*demand.doubts, *source.warnings))
+            is_interrupted = _measure(source, planned, requests, writer, series)
+    return _answer(
+        writer,
+        series,
+        planned,
+        is_interrupted=is_interrupted,
+        again=invocation.format_again(append=chosen.path),
+        warnings=(*demand.doubts, *source.warnings),
+    )
 
 
 def _refuse_overwriting(chosen: MakeOptions) -> None:
@@ -152,23 +167,18 @@ def _refuse_overwriting(chosen: MakeOptions) -> None:
 
 
 def _measure(
-    chosen: MakeOptions,
-    own: Sequence[Settings],
     source: Source,
+    planned: Sequence[Settings],
     requests: Sequence[PayloadRequest],
     writer: RecordingWriter,
     series: SeriesFollower,
 ) -> bool:
     """Record until all is done or time is over; return whether it was interrupted."""
-    space = Space(source.facts, source.pinned)
-    folk = find_profile(FOLK_NAME).profile.settings
-    designed = design_candidates(space, chosen.candidates, chosen.seed)
-    candidates = [*own, folk, *designed][: max(chosen.candidates, len(own))]
     is_interrupted = False
     try:
         record(
             source.bench,
-            candidates,
+            planned,
             requests,
             writer,
             is_over=lambda: series.is_over,
@@ -217,14 +227,17 @@ def manifest_from_session(
 
 
 def _answer(
-    chosen: MakeOptions,
     writer: RecordingWriter,
     series: SeriesFollower,
+    planned: Sequence[Settings],
+    *,
     is_interrupted: bool,
+    again: str,
     warnings: tuple[str, ...],
 ) -> Answer:
     recording = writer.recording
-    count = sum(1 for key in recording.by_settings() if key)
+    count = len(planned) - len(writer.missing(planned))
+    is_complete = count == len(planned)
     counts = Counter(launch.outcome for launch in recording.launches)
     data = {
         "name": recording.name,
@@ -232,23 +245,23 @@ def _answer(
         "candidate_count": count,
         "launch_count": len(recording.launches),
         "outcome_counts": {str(outcome): number for outcome, number in counts.items()},
-        "is_complete": count >= chosen.candidates,
+        "is_complete": is_complete,
     }
-    exit_code, errors = _ending(series, is_interrupted, is_complete=count >= chosen.candidates)
+    exit_code, errors = _ending(series, is_interrupted, is_complete=is_complete)
 
     def show() -> Iterator[RenderableType]:
         yield fact_grid(
             (
                 ("recording", recording.name),
-                ("candidates", f"{count} of {chosen.candidates}"),
+                ("candidates", f"{count} of {len(planned)}"),
                 ("launches", f"{len(recording.launches)} ({format_counts(counts)})"),
             )
         )
         yield heading("File")
         yield f"  {writer.path}"
-        if count < chosen.candidates:
+        if not is_complete:
             yield heading("Next", "to go on")
-            yield f"  nccltune recording make --name {recording.name} --append {writer.path}"
+            yield f"  {again}"
 
     return Answer(data=data, show=show, exit_code=exit_code, warnings=warnings, errors=errors)
 

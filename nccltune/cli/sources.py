@@ -13,7 +13,7 @@ from nccltune.cli.launch_path import has_no_gpu, launch_environment
 from nccltune.errors import HostError, UsageProblem
 from nccltune.host.hardware import read_gpus
 from nccltune.paths import state_dir
-from nccltune.recording import RecordingBench, find_recording
+from nccltune.recording import RecordingBench, candidate_key, find_recording
 from nccltune.search.journal import search_lock
 from nccltune.search.objective import Objective
 from nccltune.search.space import HostFacts, facts_of_recording
@@ -194,16 +194,16 @@ def _place(session: Session, *, is_shared: bool) -> str:
 
 
 def check_recorded(source: Source, candidates: tuple[Settings, ...]) -> None:
-    """Refuse candidates that a recording does not hold; GPUs can measure anything.
+    """Refuse candidates that a recording holds in no spelling; GPUs can measure anything.
 
     Raises:
         UsageProblem: names the first that is missing.
     """
     if not isinstance(source.bench, RecordingBench):
         return
-    known = [dict(each) for each in source.bench.candidates]
+    known = {candidate_key(each) for each in source.bench.candidates}
     for candidate in candidates:
-        if dict(candidate) not in known:
+        if candidate_key(candidate) not in known:
             listed = ",".join(f"{name}={value}" for name, value in candidate.items())
             raise UsageProblem(
                 f"--try {listed}: not measured in {source.bench.source}, and nothing is invented; "

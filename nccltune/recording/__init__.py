@@ -22,6 +22,7 @@ from nccltune.recording.model import (
     RecordedTimes,
     Recording,
     SettingsKey,
+    candidate_key,
     settings_key,
 )
 from nccltune.recording.parse import parse_recording
@@ -38,6 +39,7 @@ __all__ = [
     "RecordingBench",
     "RecordingWriter",
     "SettingsKey",
+    "candidate_key",
     "find_recording",
     "format_recording",
     "list_recordings",

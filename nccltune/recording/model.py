@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from nccltune.envvars import canonical
 from nccltune.measurement import Launch, Outcome, PayloadMeasurement, Settings
 
 SettingsKey = tuple[tuple[str, str], ...]
@@ -19,6 +20,15 @@ def settings_key(settings: Settings) -> SettingsKey:
     (('NCCL_ALGO', 'Ring'), ('NCCL_PROTO', 'LL'))
     """
     return tuple(sorted(settings.items()))
+
+
+def candidate_key(settings: Settings) -> SettingsKey:
+    """Make settings comparable whatever their spelling: equal where all-reduce is the same.
+
+    >>> candidate_key({"NCCL_PROTO": "ll"}) == candidate_key({"NCCL_PROTO": "allreduce:LL"})
+    True
+    """
+    return tuple(canonical(settings).items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,15 @@ from nccltune.recording.model import (
     Manifest,
     RecordedLaunch,
     Recording,
+    candidate_key,
     find_gap,
-    settings_key,
 )
 from nccltune.recording.parse import check_schema, parse_head, parse_launch
 from nccltune.recording.reading import ObjectReader
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nccltune.measurement import Launch, Settings
 
 JOURNAL_SCHEMA = "nccltune.recording-journal/1"
@@ -86,10 +88,10 @@ class RecordingWriter:
         """Everything recorded so far, also by earlier processes."""
         return self.recording.launches
 
-    def count(self, settings: Settings) -> int:
-        """Count the launches of exactly these settings, so that a plan can go on where it ended."""
-        wanted = settings_key(settings)
-        return sum(settings_key(launch.settings) == wanted for launch in self.launches)
+    def missing(self, candidates: Sequence[Settings]) -> list[Settings]:
+        """Return the candidates without a launch in any spelling, so that a plan can go on."""
+        held = {candidate_key(launch.settings) for launch in self.launches}
+        return [settings for settings in candidates if candidate_key(settings) not in held]
 
     def append(self, launch: Launch, *, started_at: datetime | None = None) -> None:
         """Keep one launch, whatever its outcome; it is on the disk when this returns.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nccltune.bench.host_lock import LOCK_NAME
+from nccltune.recording import candidate_key
 from nccltune.search.finals import Finals, FreshBench
 from nccltune.search.journal import (
     DAMAGE,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from nccltune.measurement import Bench, Launch, Settings
     from nccltune.payloads.derive import Workload
+    from nccltune.recording import SettingsKey
 
 FINALS_SHARE = 0.6
 """Share of the time limit that is kept for proving the winner, at most."""
@@ -200,7 +202,8 @@ class _Search:
                 self._measure_baseline()
                 since_baseline = 0
             self._follow(Stage.SEARCH, settings, None)
-            tried = self._trials.measure(settings, is_whole=settings == plan.folk)
+            is_folk = plan.folk is not None and candidate_key(settings) == candidate_key(plan.folk)
+            tried = self._trials.measure(settings, is_whole=is_folk)
             since_baseline += 1
             if tried is not None:
                 self._follow(Stage.SEARCH, settings, tried.launch, tried)
@@ -208,13 +211,18 @@ class _Search:
                 waiting.insert(0, settings)  # the host's fault: these settings are still to come
 
     def _given(self) -> list[Settings]:
-        """Return what is to be measured before the sampler proposes, where it can be measured."""
+        """Return what is to be measured before the sampler proposes, where it can be measured.
+
+        Each once, and in the words of a recording that spells it in another way.
+        """
         folk = [] if self._plan.folk is None else [self._plan.folk]
-        return [
-            one
-            for one in (*folk, *self._plan.extra_candidates)
-            if not self._trials.has_tried(one) and self._bench.nearest(one, ()) == one
-        ]
+        given: dict[SettingsKey, Settings] = {}
+        for asked in (*folk, *self._plan.extra_candidates):
+            key, found = candidate_key(asked), self._bench.nearest(asked, ())
+            if found is None or candidate_key(found) != key or self._trials.has_tried(asked):
+                continue
+            given.setdefault(key, found)
+        return list(given.values())
 
     def _has_time_for_trials(self) -> bool:
         limit = self._plan.timeout_s

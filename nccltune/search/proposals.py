@@ -7,11 +7,12 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nccltune.envvars import canonical
+from nccltune.recording import candidate_key
 from nccltune.search.model import WORST_LOG, Expected, Model, Observed
 
 if TYPE_CHECKING:
     from nccltune.measurement import Settings
+    from nccltune.recording import SettingsKey
     from nccltune.search.objective import Assessment
     from nccltune.search.space import Params, Space
 
@@ -21,14 +22,8 @@ UNKNOWN_NOISE = 0.01
 RANDOM_DRAWS = 1000
 """Draws after which everything counts as tried."""
 
-SettingsKey = tuple[tuple[str, str], ...]
 Result = tuple["Settings", "Assessment | None"]
 """Settings that were tried, and what came of them; None for a failure."""
-
-
-def key_of(settings: Settings) -> SettingsKey:
-    """Return settings as something that is equal whatever their spelling."""
-    return tuple(canonical(settings).items())
 
 
 def draw_evenly(space: Space, rng: random.Random) -> Iterator[Params]:
@@ -87,11 +82,11 @@ def finalists(model: Model, space: Space, results: Sequence[Result], count: int)
     for settings, assessment in results:
         params = space.params(settings)
         if params is None:
-            found[key_of(settings)] = (False, log_score(assessment), settings)
+            found[candidate_key(settings)] = (False, log_score(assessment), settings)
             continue
         fewest, expected = _simplified(model, params)
         simpler = space.settings(fewest)
-        found[key_of(simpler)] = (not expected.holds, expected.log_score, simpler)
+        found[candidate_key(simpler)] = (not expected.holds, expected.log_score, simpler)
     ranked = sorted(found.values(), key=lambda one: one[:2])
     return [settings for _, _, settings in ranked[:count]]
 

@@ -13,9 +13,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from nccltune.measurement import Bench, Launch, Outcome, PayloadRequest, Settings
+from nccltune.recording import candidate_key
 
 if TYPE_CHECKING:
-    from nccltune.recording import RecordingWriter
+    from collections.abc import Iterable
+
+    from nccltune.recording import RecordingWriter, SettingsKey
     from nccltune.search.space import Space
 
 BASELINE_EVERY = 10
@@ -25,6 +28,39 @@ OnLaunch = Callable[[int, int, Launch], None]
 """Called after every launch: how many candidates are done, how many there are, the launch."""
 
 
+def plan_candidates(
+    space: Space,
+    count: int,
+    seed: int,
+    *,
+    own: Sequence[Settings],
+    folk: Settings,
+    held: Sequence[Settings],
+) -> list[Settings]:
+    """Return all that a recording is to hold beside the defaults, each once in whatever spelling.
+
+    Args:
+        space: in which further candidates are designed.
+        count: how many there are to be; fewer where the space has no more.
+        seed: of the design.
+        own: what the operator gave. All of it is planned, first, and spelled as it was given.
+        folk: the folk profile's, planned where ``count`` leaves a place.
+        held: what the recording has already, all of it planned.
+    """
+    kept = _distinct([*own, *held])
+    planned = _distinct([*kept, folk, *design_candidates(space, count, seed)])
+    return planned[: max(count, len(kept))]
+
+
+def _distinct(candidates: Iterable[Settings]) -> list[Settings]:
+    """Keep the first of those that a search counts once, and nothing that is the defaults."""
+    found: dict[SettingsKey, Settings] = {}
+    for settings in candidates:
+        found.setdefault(candidate_key(settings), settings)
+    found.pop((), None)
+    return list(found.values())
+
+
 def design_candidates(space: Space, count: int, seed: int) -> list[dict[str, str]]:
     """Return distinct candidates: every choice alone, then pairs and triples drawn at random.
 
@@ -32,13 +68,13 @@ def design_candidates(space: Space, count: int, seed: int) -> list[dict[str, str
     """
     rng = random.Random(seed)
     alone = [space.settings({name: choice}) for name, choice in space.single_choices()]
-    chosen: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+    chosen: dict[SettingsKey, dict[str, str]] = {}
     draws = map(space.settings, itertools.islice(space.sparse_params(rng), 100 * count))
     for settings in itertools.chain(alone, draws):
         if len(chosen) >= count:
             break
         if settings:
-            chosen.setdefault(tuple(sorted(settings.items())), settings)
+            chosen.setdefault(candidate_key(settings), settings)
     designed = list(chosen.values())
     rng.shuffle(designed)
     return designed
@@ -58,7 +94,7 @@ def record(
     Returns:
         How many launches were added.
     """
-    waiting = [one for one in candidates if not writer.count(one)]
+    waiting = writer.missing(candidates)
     added = faults = 0
     for idx, settings in enumerate(waiting):
         due = [{}, settings] if idx % BASELINE_EVERY == 0 else [settings]

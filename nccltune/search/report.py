@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from nccltune.measurement import Bench, Launch, Outcome, Settings
+from nccltune.recording import candidate_key
 from nccltune.search.objective import Objective, pooled_medians
 from nccltune.search.result import (
     Comparison,
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from nccltune.search.trials import Trials, Tried
 
 FOLK_NAME = "folk-ll-ring"
+ENOUGH_TRIALS = 10
+"""Measured trials, the defaults included, after which no gain found counts as none to be had; as
+many as were asked for where those are fewer."""
+
 UNKNOWN = Interval(0.0, math.inf, "not enough launches for an interval")
 NO_FRESH = (
     "duel, ablation, the check of other collectives and the memory cost were not run:"
@@ -59,6 +64,8 @@ class Report:
     ) -> SearchResult:
         """Return what is known now."""
         winner, ratio, interval, verdict = self._answer(finals)
+        if verdict is Verdict.KEEP_DEFAULT and not self._is_searched():
+            verdict = Verdict.INCONCLUSIVE
         if is_interrupted and not (finals and finals.settings):
             verdict = Verdict.INCONCLUSIVE
         duel = finals.duel if finals else None
@@ -107,13 +114,12 @@ class Report:
             return finals.settings, duel.score_ratio, duel.interval, verdict
         best = next(iter(self._trials.ranked()), None)
         if best is None or best.assessment is None:
-            verdict = Verdict.KEEP_DEFAULT if self._is_searched() else Verdict.INCONCLUSIVE
-            return {}, 1.0, UNKNOWN, verdict
+            return {}, 1.0, UNKNOWN, Verdict.KEEP_DEFAULT
         ratio = best.assessment.score_ratio
         interval = self._interval_from_spread(ratio)
         worth = 1.0 - self._plan.min_gain
         if ratio > worth:
-            verdict = Verdict.KEEP_DEFAULT if self._is_searched() else Verdict.INCONCLUSIVE
+            verdict = Verdict.KEEP_DEFAULT
         elif self._bench.baseline_launches() and interval.high < 1.0:
             verdict = Verdict.IMPROVED
         else:
@@ -121,8 +127,16 @@ class Report:
         return best.launch.settings, ratio, interval, verdict
 
     def _is_searched(self) -> bool:
-        """Whether enough was tried to say that nothing better was found."""
-        return len(self._trials.finished) >= min(self._plan.trial_count, 10)
+        """Whether enough was measured, the defaults included, to say that nothing is better."""
+        return 1 + self._trials.measured_count >= min(self._plan.trial_count, ENOUGH_TRIALS)
+
+    def _shortage(self) -> str:
+        """Say how few candidates could be measured; empty where that is not what was missing."""
+        count, measured = self._trials.candidate_count, self._trials.measured_count
+        if self._is_searched() or measured == count:
+            return ""
+        few = f"only {measured}" if measured else "none"
+        return f"{few} of {count} candidates could be measured"
 
     def _interval_from_spread(self, ratio: float) -> Interval:
         """The interval of a single launch, or of a recorded candidate.
@@ -177,7 +191,8 @@ class Report:
         return trial.launch.median_us, baseline
 
     def _trial_of(self, settings: Settings) -> Tried | None:
-        found = (t for t in self._trials.finished if t.launch.settings == settings)
+        key = candidate_key(settings)
+        found = (t for t in self._trials.finished if candidate_key(t.launch.settings) == key)
         return next(found, None)
 
     def _comparisons(self) -> tuple[Comparison, ...]:
@@ -252,10 +267,14 @@ class Report:
                     f" did not hold ({reason})."
                 )
             return f"The defaults are already best here: none of {trials} gains {worth} over them."
+        shortage = self._shortage()
         if not reason and ratio > 1.0 - self._plan.min_gain:
+            if shortage:
+                return f"Inconclusive: {shortage}, too few to rule a gain of {worth} out."
             return f"Inconclusive: no gain of {worth} found in {trials}, too few to rule one out."
         reason = reason or "not proven on fresh launches"
-        return f"Inconclusive: the best of {trials} reaches {band}, {reason}."
+        more = f"; {shortage}" if shortage else ""
+        return f"Inconclusive: the best of {trials} reaches {band}, {reason}{more}."
 
 
 def _doubt(finals: Finals | None) -> str:

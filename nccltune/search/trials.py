@@ -21,6 +21,7 @@ from optuna.trial import TrialState
 
 from nccltune.errors import HostError
 from nccltune.measurement import Bench, Launch, Outcome, Settings
+from nccltune.recording import candidate_key
 from nccltune.search.objective import (
     FAILED_SCORE,
     Assessment,
@@ -29,13 +30,13 @@ from nccltune.search.objective import (
     log_noise,
     pooled_medians,
 )
-from nccltune.search.proposals import draw_evenly, finalists, fit_model, key_of
+from nccltune.search.proposals import draw_evenly, finalists, fit_model
 from nccltune.search.records import launch_from_record, record_from_launch
 from nccltune.search.result import Failure
 from nccltune.stats import aa_noise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     import optuna
 
@@ -174,11 +175,21 @@ class Trials:
             ]
         )
 
+    @property
+    def candidate_count(self) -> int:
+        """How many candidates were launched, the defaults aside."""
+        return sum(bool(tried.launch.settings) for tried in self.finished)
+
+    @property
+    def measured_count(self) -> int:
+        """How many of them have times, be it in part; the others failed."""
+        return sum(bool(t.launch.settings) and t.assessment is not None for t in self.finished)
+
     def ranked(self) -> list[Tried]:
         """Eligible trials with settings of their own, best first, each candidate once."""
         best: dict[tuple[tuple[str, str], ...], Tried] = {}
         for tried in sorted(filter(_may_win, self.finished), key=_score):
-            best.setdefault(key_of(tried.launch.settings), tried)
+            best.setdefault(candidate_key(tried.launch.settings), tried)
         return list(best.values())
 
     def measure_baseline(self) -> Launch:
@@ -205,42 +216,55 @@ class Trials:
 
     def has_tried(self, settings: Settings) -> bool:
         """Whether these settings, in whatever spelling, are among the finished trials."""
-        return any(key_of(tried.launch.settings) == key_of(settings) for tried in self.finished)
+        key = candidate_key(settings)
+        return any(candidate_key(tried.launch.settings) == key for tried in self.finished)
 
     def propose(self) -> Settings | None:
         """Return the next settings to measure; None when there is nothing left to try."""
         if not self._space.dimension_count:
             return None
         began = time.perf_counter()
-        found = self._first_new(self._proposals())
+        left = self._left()
+        if self._is_random:
+            found = self._first_new(draw_evenly(self._space, self._rng))
+        elif left is None:
+            found = self._first_new(self._model().proposals(self._rng))
+        else:
+            found = self._most_hopeful(left)
+        if found is None and left:
+            found = self._rng.choice(left)  # recorded, and nothing says more of it
         self.engine_s += time.perf_counter() - began
         return found
 
-    def _proposals(self) -> Iterator[Params]:
-        left = self._left()
-        # Nothing left that the space can express: what else was recorded comes by its nearness.
-        if self._is_random or left == []:
-            return draw_evenly(self._space, self._rng)
-        return self._model().proposals(self._rng, left)
-
-    def _left(self) -> list[Params] | None:
+    def _left(self) -> list[Settings] | None:
         """Return what a recording holds and was not tried yet; None where anything can be."""
         fixed = self._bench.candidates if isinstance(self._bench, FixedBench) else None
         if fixed is None:
             return None
-        known = {key_of(one.launch.settings) for one in self.finished}
-        left = (settings for settings in fixed if key_of(settings) not in known)
-        return [params for params in map(self._space.params, left) if params is not None]
+        known = {candidate_key(one.launch.settings) for one in self.finished}
+        return [settings for settings in fixed if candidate_key(settings) not in known]
+
+    def _most_hopeful(self, left: Sequence[Settings]) -> Settings | None:
+        """Return the first by the model; None where the space can express none of them."""
+        ranked = {
+            tuple(params.items()): settings
+            for settings in left
+            if (params := self._space.params(settings)) is not None
+        }
+        if not ranked:
+            return None
+        best = next(self._model().proposals(self._rng, [dict(key) for key in ranked]))
+        return ranked[tuple(best.items())]
 
     def _first_new(self, proposals: Iterable[Params]) -> Settings | None:
         tried = [one.launch.settings for one in self.finished]
-        known = {key_of(settings) for settings in tried}
+        known = {candidate_key(settings) for settings in tried}
         for params in proposals:
             settings = self._space.settings(params)
             if self._space.params(settings) != params:
                 continue  # NCCL would take it for another candidate
             found = self._bench.nearest(settings, tried)
-            if found is None or (found and key_of(found) not in known):
+            if found is None or (found and candidate_key(found) not in known):
                 return found
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,15 +12,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nccltune.cli import bench as bench_verb
+from nccltune.cli import main, sources
 from nccltune.cli import recording_make as make_verb
 from nccltune.cli import search as search_verb
-from nccltune.cli import sources
+from nccltune.cli.launches import SeriesFollower
 from nccltune.cli.settings_options import parse_candidate
 from nccltune.errors import HostError
 from nccltune.measurement import Outcome
+from nccltune.recording import candidate_key
 from nccltune.store import find_profile
 from tests.support.command_line import envelope_of, fake_gpus
 from tests.support.results import IMPROVED, INCONCLUSIVE, KEEP_DEFAULT, TUNED, bench_report
+from tests.support.studies import study_of
 
 if TYPE_CHECKING:
     from nccltune.search.result import SearchResult
@@ -160,6 +164,70 @@ def test_recording_make_keeps_every_launch_and_append_goes_on(
     assert parse_candidate(own) in kept
     assert again["exit_code"] == 2
     assert again["errors"][0]["code"] == "name_taken"
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize(
+    "tries",
+    [
+        ["NCCL_MIN_CTAS=8"],
+        ["NCCL_MIN_CTAS=8", "NCCL_MIN_CTAS=8"],
+        ["NCCL_MIN_NCHANNELS=8", "NCCL_MIN_CTAS=8"],
+        ["NCCL_PROTO=LL", "NCCL_PROTO=ll", "NCCL_PROTO=allreduce:LL"],
+    ],
+)
+def test_recording_make_is_complete_with_as_many_distinct_candidates_as_asked(
+    capsys: pytest.CaptureFixture[str], tries: list[str]
+) -> None:
+    words = [word for text in tries for word in ("--try", text)]
+    made = envelope_of(capsys, "recording", "make", "--name", "dup", "--candidates", "70", *words)
+
+    assert (made["data"]["candidate_count"], made["data"]["is_complete"]) == (70, True)
+    launches = json.loads(Path(made["data"]["path"]).read_text())["launches"]
+    kept = [one["settings"] for one in launches if one["settings"]]
+    assert len(kept) == len({candidate_key(one) for one in kept}) == 70
+    assert kept[:2] == [parse_candidate(tries[0]), find_profile("folk-ll-ring").profile.settings]
+
+
+@pytest.mark.usefixtures("gpus")
+def test_recording_make_stopped_early_says_how_to_go_on_in_the_words_that_were_typed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = "NCCL_MIN_CTAS=16,NCCL_THREAD_THRESHOLDS=-2 -2 -2 2 -2 -2"
+    typed = ["recording", "make", "--name", "mine", "--candidates", "5", "--try", own]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SeriesFollower, "is_over", True)
+        assert main(typed) == 0
+
+    shown = capsys.readouterr().out
+    assert "0 of 5" in shown
+    command = next(line for line in shown.splitlines() if "nccltune recording make" in line)
+    first, *again = shlex.split(command)
+    assert (first, again[: len(typed)], again[-2]) == ("nccltune", typed, "--append")
+    assert envelope_of(capsys, *again)["data"]["candidate_count"] == 5
+
+
+@pytest.mark.parametrize("text", ["NCCL_MIN_NCHANNELS=4", "NCCL_MIN_CTAS=4", "NCCL_PROTO=ll"])
+def test_search_finds_a_candidate_in_a_recording_that_spells_it_otherwise(
+    capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    words = ("search", "--recording", "h200-2x-nvlink", "--trials", "2", "--try", text)
+    envelope = envelope_of(capsys, *words)
+
+    assert envelope["data"]["trial_count"] == 2
+    _, trial = study_of(Path(envelope["data"]["study_path"])).trials
+    assert trial.user_attrs["launch"]["settings"] == dict(candidate_key(parse_candidate(text)))
+
+
+def test_search_still_refuses_what_a_recording_holds_in_no_spelling(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("search", "--recording", "h200-2x-nvlink", "--try", "NCCL_MIN_NCHANNELS=5")
+    envelope = envelope_of(capsys, *words)
+
+    assert envelope["exit_code"] == 2
+    assert envelope["errors"][0]["code"] == "not_recorded"
 
 
 def test_profile_verbs_answer(capsys: pytest.CaptureFixture[str], profile_file: Path) -> None:

@@ -452,7 +452,7 @@ def test_writer_appends_over_several_openings(tmp_path: Path) -> None:
     assert not path.exists()
 
     with RecordingWriter(path, "two", make_manifest()) as writer:
-        assert writer.count({}) == 1
+        assert [one.settings for one in writer.launches].count({}) == 1
         writer.append(live_launch({}, 8.0))
         finished = writer.finish()
 
@@ -461,6 +461,19 @@ def test_writer_appends_over_several_openings(tmp_path: Path) -> None:
     assert finished.launches[0].started_at == "2026-01-02T03:04:05+00:00"
     assert finished.launches[0].payloads[0].samples_us == (7.0, 7.5)
     assert list(tmp_path.rglob("*")) == [path.parent, path]
+
+
+def test_writer_misses_what_it_holds_in_no_spelling(tmp_path: Path) -> None:
+    held = ({"NCCL_PROTO": "LL", "NCCL_MAX_NCHANNELS": "16"}, {"NCCL_MIN_CTAS": "8"})
+    respelled = ({"NCCL_MAX_CTAS": "16", "NCCL_PROTO": "allreduce:ll"}, {"NCCL_MIN_NCHANNELS": "8"})
+    others = [{"NCCL_PROTO": "LL"}, {"NCCL_MIN_CTAS": "16"}]
+
+    with RecordingWriter(tmp_path / "two.json", "two", make_manifest()) as writer:
+        assert writer.missing(held) == list(held)
+        writer.append(live_launch(held[0], 7.0))
+        writer.append(Launch(held[1], Outcome.REJECTED, message="code 5"))
+
+        assert writer.missing([*respelled, *others, *held]) == others
 
 
 def test_writer_goes_on_with_a_finished_recording(tmp_path: Path) -> None:
@@ -510,7 +523,7 @@ def test_writer_killed_between_recording_and_journal_counts_nothing_twice(tmp_pa
     writer.journal_path.write_bytes(left_behind)
 
     with RecordingWriter(path, "two", make_manifest()) as writer:
-        assert writer.count({}) == 1
+        assert [one.settings for one in writer.launches].count({}) == 1
         writer.append(live_launch({}, 8.0))
         writer.finish()
 

@@ -7,17 +7,20 @@ import pytest
 
 from nccltune.envvars import check_settings
 from nccltune.measurement import Launch, Outcome, PayloadRequest, Settings
-from nccltune.recording import Manifest, PayloadShape, RecordingWriter
+from nccltune.recording import Manifest, PayloadShape, RecordingWriter, candidate_key
 from nccltune.search.recording_plan import (
     BASELINE_EVERY,
     HOST_FAULT_LIMIT,
     design_candidates,
+    plan_candidates,
     record,
 )
 from nccltune.search.space import Space
+from nccltune.store import find_profile
 from tests.support.model_bench import ModelBench
 from tests.support.studies import FACTS
 
+FOLK = find_profile("folk-ll-ring").profile.settings
 REQUESTS = (PayloadRequest(43008, 123), PayloadRequest(67108864, 4))
 SPACE = Space(FACTS, {})
 MANIFEST = Manifest(
@@ -87,6 +90,61 @@ def test_design_candidates_of_a_small_space_are_all_that_there_are() -> None:
     assert len(design_candidates(space, 50, 0)) == 2
 
 
+# Every one is among the designed candidates, or is the one before it in other words.
+DUPLICATES: list[Settings] = [
+    {"NCCL_MIN_NCHANNELS": "8"},
+    {"NCCL_MIN_CTAS": "8"},
+    {"NCCL_MIN_NCHANNELS": "8"},
+    {"NCCL_PROTO": "ll"},
+    {"NCCL_PROTO": "allreduce:LL"},
+    {"NCCL_NTHREADS": "128"},
+]
+KEPT = [DUPLICATES[0], DUPLICATES[3], DUPLICATES[5]]
+
+
+def plan(
+    count: int, own: Sequence[Settings] = (), held: Sequence[Settings] = (), seed: int = 0
+) -> list[Settings]:
+    return plan_candidates(SPACE, count, seed, own=own, folk=FOLK, held=held)
+
+
+@pytest.mark.parametrize("count", [4, 10, 70])
+@pytest.mark.parametrize("own", [[], DUPLICATES, [FOLK], [{"NCCL_THREAD_THRESHOLDS": "-2 -2"}]])
+def test_plan_candidates_are_as_many_as_asked_whatever_equals_what(
+    count: int, own: list[Settings]
+) -> None:
+    planned = plan(count, own)
+
+    assert len(planned) == len({candidate_key(one) for one in planned}) == count
+    assert {} not in map(dict, map(candidate_key, planned))
+    assert FOLK in planned
+
+
+def test_plan_candidates_begin_with_the_operators_own_each_once_and_as_given() -> None:
+    assert plan(10, DUPLICATES)[:4] == [*KEPT, FOLK]
+    assert plan(1, DUPLICATES) == KEPT
+    assert plan(1) == [FOLK]
+
+
+@pytest.mark.parametrize("done", [0, 1, 5, 20])
+def test_plan_candidates_gone_on_with_are_the_same(done: int) -> None:
+    planned = plan(20, DUPLICATES)
+
+    again = plan(20, DUPLICATES, held=planned[:done])
+
+    assert sorted(map(candidate_key, again)) == sorted(map(candidate_key, planned))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_plan_candidates_count_what_is_held(seed: int) -> None:
+    held = plan(20)
+    more = plan(25, [{"NCCL_PROTO": "LL"}, {"NCCL_MIN_CTAS": "5"}], held=held, seed=seed)
+
+    assert len(more) == 25
+    assert {candidate_key(one) for one in held} < {candidate_key(one) for one in more}
+    assert len(plan(5, [{"NCCL_MIN_CTAS": "5"}], held=held)) == 21
+
+
 def test_record_measures_every_candidate_with_the_baseline_in_between(
     writer: RecordingWriter,
 ) -> None:
@@ -134,7 +192,7 @@ def test_record_leaves_out_what_the_host_failed_on_and_gives_up_when_it_goes_on(
     always = ModelBench(ending=lambda settings: Outcome.HOST_BUSY if settings else Outcome.OK)
 
     assert make(writer, once, candidates[:5]) == 4
-    assert writer.count(candidates[1]) == writer.count(candidates[2]) == 0
+    assert writer.missing(candidates[:5]) == candidates[1:3]
     assert make(writer, always, candidates) == 1
     assert len(always.launches) == 1 + HOST_FAULT_LIMIT
 

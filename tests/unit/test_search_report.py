@@ -11,6 +11,7 @@ import pytest
 
 from nccltune.measurement import Launch, Outcome, Settings
 from nccltune.payloads.derive import default_workload
+from nccltune.recording import candidate_key
 from nccltune.search import report as texts
 from nccltune.search.engine import SearchPlan, run_search
 from nccltune.search.result import Progress, SearchResult, Stage, Verdict
@@ -137,6 +138,84 @@ def test_too_few_trials_do_not_rule_a_gain_out(tmp_path: Path) -> None:
     assert result.sentence == (
         "Inconclusive: no gain of 1 % found in 1 trial, too few to rule one out."
     )
+
+
+FAULTS = [one for one in Outcome if one.is_candidates_fault]
+
+
+@pytest.mark.parametrize("outcome", FAULTS)
+@pytest.mark.parametrize("is_recording", [False, True])
+def test_nothing_that_could_be_measured_says_nothing_of_the_defaults(
+    tmp_path: Path, outcome: Outcome, is_recording: bool
+) -> None:
+    model = ModelBench(
+        ending=lambda settings: outcome if settings else Outcome.OK,
+        recorded=recorded_baselines() if is_recording else (),
+    )
+    bench = RecordingOf(model) if is_recording else model
+    result = search(tmp_path, bench, THREADS, trial_count=12)
+
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert result.trial_count == 12
+    assert result.sentence == (
+        "Inconclusive: none of 11 candidates could be measured, too few to rule a gain of 1 % out."
+    )
+
+
+@pytest.mark.parametrize("measured_count", [1, 8, 9, 12])
+def test_ten_measured_trials_are_enough_however_many_fail(
+    tmp_path: Path, measured_count: int
+) -> None:
+    launched: list[Settings] = []
+
+    def crashes_later(settings: Settings) -> Outcome:
+        launched.extend([settings] if settings else [])
+        return Outcome.CRASHED if len(launched) > measured_count and settings else Outcome.OK
+
+    result = search(tmp_path, ModelBench(ending=crashes_later), trial_count=20, use_duel=False)
+
+    assert result.trial_count == 20
+    if measured_count >= texts.ENOUGH_TRIALS - 1:
+        assert result.verdict is Verdict.KEEP_DEFAULT
+    else:
+        assert result.verdict is Verdict.INCONCLUSIVE
+        assert f"only {measured_count} of 19 candidates could be measured" in result.sentence
+
+
+def test_few_that_could_be_measured_are_named_beside_a_lost_duel(tmp_path: Path) -> None:
+    calls: list[Settings] = []
+
+    def lucky_once(settings: Settings, _size_bytes: int) -> float:
+        calls.append(settings)
+        return 0.9 if settings and len(calls) < 20 else 1.0
+
+    bench = ModelBench(lucky_once, ending=fails_unless_threads, noise=0.002)
+    result = search(tmp_path, bench, THREADS, trial_count=12)
+
+    assert result.duel is not None
+    assert result.duel.verdict is Verdict.KEEP_DEFAULT
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert result.sentence.endswith(
+        "no gain worth having; only 1 of 11 candidates could be measured."
+    )
+
+
+def fails_unless_threads(settings: Settings) -> Outcome:
+    return Outcome.OK if settings in ({}, THREADS) else Outcome.CRASHED
+
+
+def test_given_twice_or_in_other_words_is_measured_once(tmp_path: Path) -> None:
+    bench = ModelBench()
+    narrow = {"NCCL_MIN_CTAS": "4"}
+    respelled = ({"NCCL_MIN_NCHANNELS": "4"}, {"NCCL_PROTO": "allreduce:LL", "NCCL_ALGO": "ring"})
+    result = search(
+        tmp_path, bench, narrow, *respelled, narrow, folk=FOLK, trial_count=6, use_duel=False
+    )
+
+    launched = [one for one in bench.launches if one]
+    assert launched[:2] == [FOLK, narrow]
+    assert len({candidate_key(one) for one in launched}) == len(launched) == 5
+    assert [one.settings for one in result.comparisons] == [FOLK]
 
 
 def test_gain_that_was_only_luck_does_not_survive_fresh_launches(tmp_path: Path) -> None:

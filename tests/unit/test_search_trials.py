@@ -9,6 +9,7 @@ from optuna.trial import TrialState
 from nccltune.envvars import canonical, check_settings
 from nccltune.errors import HostError
 from nccltune.measurement import Outcome, Settings
+from nccltune.recording import candidate_key
 from nccltune.search.objective import FAILED_SCORE, GuardState
 from nccltune.search.space import Space
 from nccltune.search.trials import CONSTRAINT, Trials
@@ -242,6 +243,45 @@ def test_propose_from_a_recording_first_gives_what_shares_the_setting_that_helpe
 
     # By nearness to a proposal they came last: each differs from it in two settings more.
     assert all(one in alike for one in found)
+
+
+# Each is recorded, and the space cannot express it as what NCCL takes it for.
+UNRANKED: dict[str, Settings] = {
+    "bounds_clash": {"NCCL_MIN_CTAS": "32", "NCCL_MAX_CTAS": "8"},
+    "no_variable_of_the_space": {"NCCL_CROSS_NIC": "1"},
+    "other_thresholds": {"NCCL_THREAD_THRESHOLDS": "4 4 4 4 4 4"},
+    "value_between": {"NCCL_MIN_CTAS": "5"},
+    "no_value": {"NCCL_PROTO": "bogus"},
+    "level_without_effect": {"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "SYS"},
+}
+
+
+@pytest.mark.parametrize("sampler", ["model", "random"])
+@pytest.mark.parametrize("first", UNRANKED)
+def test_propose_from_a_recording_gives_what_the_model_cannot_rank_too(
+    path: Path, sampler: str, first: str
+) -> None:
+    ordered = [UNRANKED[first], *(one for name, one in UNRANKED.items() if name != first)]
+    ranked = [LL, TREE, THREADS]
+    twins = [{"NCCL_PROTO": "LL"}, {"NCCL_MIN_NCHANNELS": "5"}]
+    bench = ModelBench(effect, candidates=(*ordered, *ranked, *twins))
+    trials = started(path, bench, sampler=sampler)
+    found: list[Settings] = []
+    while (settings := trials.propose()) is not None:
+        found.append(settings)
+        trials.measure(settings)
+
+    assert sorted(map(candidate_key, found)) == sorted(map(candidate_key, [*ordered, *ranked]))
+    if sampler == "model":
+        places = [idx for idx, one in enumerate(found) if Space(FACTS, {}).params(one) is None]
+        assert places == list(range(len(found) - len(places), len(found)))
+
+
+@pytest.mark.parametrize("only", UNRANKED)
+def test_propose_from_a_recording_of_one_candidate_gives_it(path: Path, only: str) -> None:
+    trials = started(path, ModelBench(candidates=(UNRANKED[only],)), sampler="model")
+
+    assert trials.propose() == UNRANKED[only]
 
 
 def test_propose_with_every_variable_pinned_has_nothing_to_propose(path: Path) -> None:
