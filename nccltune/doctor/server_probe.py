@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 from importlib import import_module, metadata
+from typing import Any
 
 LIBRARY = "libnccl.so.2"
 PLUGIN_GROUP = "sglang.srt.plugins"
@@ -75,8 +76,8 @@ def wheel_library() -> str | None:
 
 def plugins() -> list[dict[str, str]]:
     """List what is registered for SGLang to call when it starts."""
-    points = metadata.entry_points()
-    has_select = hasattr(points, "select")  # Python 3.10 and later
+    points: Any = metadata.entry_points()  # a mapping before Python 3.10
+    has_select = hasattr(points, "select")
     chosen = points.select(group=PLUGIN_GROUP) if has_select else points.get(PLUGIN_GROUP, ())
     return [{"name": point.name, "value": point.value} for point in chosen]
 
