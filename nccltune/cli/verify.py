@@ -72,13 +72,22 @@ def command(context: click.Context, /, launch: tuple[str, ...], **options: objec
         return _answer(_measure_running(asked, asked.url, invocation), asked, invocation)
     record = _start_and_measure(asked, launch, invocation)
     try:
-        return _answer(conclude(record), asked, invocation)
+        return _answer(_concluded(record, invocation), asked, invocation)
     except KeyboardInterrupt:  # once more, from somebody in a hurry
         if record.is_finished:
             raise
         message = f"interrupted; finished boots are kept, {go_on_words(invocation)}"
         complaint = Complaint("interrupted", message)
         return Answer({}, lambda: (), ExitCode.INTERRUPTED, errors=(complaint,))
+
+
+def _concluded(record: VerifyRecord, invocation: Invocation) -> Verified:
+    """Judge a verify; where that fails, no start of a server is lost, and it is judged again."""
+    try:
+        return conclude(record)
+    except Exception:
+        render.print_note(f"finished boots are kept, {go_on_words(invocation)}")
+        raise
 
 
 def _answer(verified: Verified, asked: VerifyOptions, invocation: Invocation) -> Answer:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nccltune.cli.envelope import Answer, Complaint, one_line, plain
+from nccltune.cli.invocation import END_OF_OPTIONS
 from nccltune.cli.verify_data import Verified, judgement_data, verify_data
 from nccltune.cli.verify_marking import mark_gains, unmarked_warnings
 from nccltune.cli.verify_report import verify_parts
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from nccltune.cli.invocation import Invocation
     from nccltune.verify.record import VerifyRecord
 
+RESUME = "--resume"
 _DISK_FULL = "disk_full"
 
 
@@ -152,8 +154,8 @@ def _once_full(complaints: Sequence[Complaint]) -> tuple[Complaint, ...]:
 
 
 def go_on_words(invocation: Invocation) -> str:
-    """Say how a verify that was stopped goes on."""
-    return f"go on with: {invocation.format_again('--resume')}"
+    """Say how a verify that was stopped, or could not be judged, goes on."""
+    return f"go on with: {invocation.format_again(RESUME)}"
 
 
 def _keep(verified: Verified, not_kept: list[Complaint]) -> Verified:
@@ -184,7 +186,7 @@ def _operator(record: VerifyRecord) -> Mapping[str, str]:
 def _next(verified: Verified, invocation: Invocation, *, is_any_host: bool) -> str:
     record, judgement = verified.record, verified.judgement
     if record.is_interrupted or record.stopped:
-        return invocation.format_again() if record.url else invocation.format_again("--resume")
+        return invocation.format_again() if record.url else invocation.format_again(RESUME)
     if any(each.cause is Cause.NOT_IN_EFFECT for each in judgement.reasons):
         return "nccltune doctor" + (f" -- {shlex.join(record.launch)}" if record.launch else "")
     active = read_active().name
@@ -199,8 +201,16 @@ def _next(verified: Verified, invocation: Invocation, *, is_any_host: bool) -> s
             return "nccltune profile off"
     if judgement.verdict is Verdict.INCONCLUSIVE and not record.url:
         planned = record.boot_total // len(record.arms)
-        return invocation.format_again(boots=max(2 * planned, DECIDING_BOOTS))
+        return _anew(invocation).format_again(boots=max(2 * planned, DECIDING_BOOTS))
     return ""
+
+
+def _anew(invocation: Invocation) -> Invocation:
+    """Return the same call for a verify of its own: one that is judged is not resumed."""
+    words = invocation.arguments
+    end = words.index(END_OF_OPTIONS) if END_OF_OPTIONS in words else len(words)
+    own = (word for word in words[:end] if word != RESUME)
+    return replace(invocation, arguments=(*own, *words[end:]))
 
 
 def _concurrency(record: VerifyRecord) -> int:

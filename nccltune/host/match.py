@@ -59,7 +59,7 @@ def match_host(
     if needed > seen:  # asked first, for a launch may ask for any number
         return HostMatch(MatchKind.FOREIGN, f"the launch needs {needed} GPUs and sees {seen}")
     worst = HostMatch(MatchKind.IDENTICAL)
-    for group in _groups(command):
+    for group in gpu_groups(command):
         found = _compare(wanted, restricted(here, group))
         if _rank(found) > _rank(worst):
             worst = found
@@ -90,7 +90,7 @@ def _needed(command: LaunchCommand) -> int:
     return base + (command.dp_size * command.pp_size * size - 1) * step + 1
 
 
-def _groups(command: LaunchCommand) -> Iterator[tuple[int, ...]]:
+def gpu_groups(command: LaunchCommand) -> Iterator[tuple[int, ...]]:
     """Yield the GPUs of every tensor-parallel group on this node, as SGLang 0.5.23 hands them out.
 
     Each stage of a pipeline has its own group, and each replica its own stages.

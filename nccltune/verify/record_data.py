@@ -70,7 +70,7 @@ class VerifyRecord:
         url: of the running server that was measured; empty where servers were started.
         problems: why it ended early; empty where it did not.
         notes: what the reader should know besides.
-        is_finished: nothing is left to measure; else ``--resume`` goes on.
+        is_finished: nothing is left to measure; until it is judged too, ``--resume`` goes on.
         is_interrupted: somebody stopped it just now; not kept.
         stopped: what stood in the way of the next boot just now; not kept.
         judgement: what was concluded, for listings; empty until somebody has.

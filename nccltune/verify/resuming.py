@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from nccltune.atomic import make_dir
 from nccltune.envvars import CATALOGUE
-from nccltune.errors import FileError
+from nccltune.errors import FileError, UsageProblem
+from nccltune.verify.plan import BOOTS_A_ROUND
 from nccltune.verify.record import VerifyRecord, logs_dir, newest_records, verifies_dir
 from nccltune.verify.sameness import changed_flags, hidden, visible
 
@@ -28,6 +30,7 @@ def begin_record(spec: VerifySpec, ground: Ground, *, boot_total: int) -> Verify
 
     Raises:
         FileError: there is nothing to resume, or only verifies of something else.
+        UsageProblem: the one to resume has made more boots than are asked for.
     """
     record = VerifyRecord(
         id=new_id(),
@@ -44,8 +47,16 @@ def begin_record(spec: VerifySpec, ground: Ground, *, boot_total: int) -> Verify
     )
     if spec.is_resume:
         left = _find(record)
+        _check_boots(left, spec.boots, boot_total)
         notes = dict.fromkeys((*left.notes, *ground.notes))
-        record = replace(left, boot_total=boot_total, notes=tuple(notes), problems=(), judgement={})
+        record = replace(
+            left,
+            boot_total=boot_total,
+            notes=tuple(notes),
+            problems=(),
+            is_finished=False,
+            judgement={},
+        )
     make_dir(logs_dir(record.id))
     return record
 
@@ -70,9 +81,10 @@ def now() -> str:
 
 
 def _find(wanted: VerifyRecord) -> VerifyRecord:
+    """Return the newest verify of this kind that lacks boots, or that nobody has judged."""
     newest = None
     for one in newest_records():
-        if one.is_finished or one.url:
+        if one.url or (one.is_finished and one.judgement):
             continue
         newest = newest or one
         if not any(_differences(one, wanted)):
@@ -87,6 +99,17 @@ def _find(wanted: VerifyRecord) -> VerifyRecord:
         f"belongs to another verify ({named} differ); run without --resume",
         code="other_verify",
     )
+
+
+def _check_boots(left: VerifyRecord, boots: int, boot_total: int) -> None:
+    made = len(left.boots)
+    if made > boot_total:
+        each = math.ceil(made / len(left.arms))
+        raise UsageProblem(
+            f"--boots {boots}: this verify has made {made} starts already; to resume it, give "
+            f"--boots {each + each % BOOTS_A_ROUND} or more",
+            code="bad_boots",
+        )
 
 
 def _differences(one: VerifyRecord, other: VerifyRecord) -> Iterator[str]:

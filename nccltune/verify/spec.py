@@ -29,7 +29,7 @@ class VerifySpec:
         load: what each server is asked.
         limits: of a start, as for ``nccltune launch``.
         is_any_host: a person overrides the rules about hosts.
-        is_resume: go on with the newest verify of the same kind that was not finished.
+        is_resume: go on with the newest verify of the same kind that is not finished or judged.
         boot_s: how long a boot takes, by earlier verifies; None where that is not known.
         is_decided: asked after each round; True ends the verify before all boots are made.
     """

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nccltune.cli import main
+from nccltune.cli import main, verify_answer
 from nccltune.cli import verify as verify_verb
 from nccltune.cli.verify_options import check_markdown
 from nccltune.errors import BusyError, FileError
 from nccltune.inject.marker import MARKER, format_marker, settings_digest
+from nccltune.paths import state_dir
 from nccltune.profile import Profile, format_profile
 from nccltune.store import (
     activate,
@@ -612,6 +613,67 @@ def test_an_undecided_verify_advises_more_boots(
 
     assert envelope["exit_code"] == 4
     assert "--boots 4" in envelope["data"]["next_command"]
+
+
+def test_an_undecided_verify_that_was_resumed_advises_a_new_one(
+    capsys: Capture, host: Host, measured: Callable[..., None]
+) -> None:
+    measured(*mirrored(("default", 9.8), ("again", 9.7), round_count=1))
+    command = (*host.command(), "--resume")  # a word of the launch is none of ours
+
+    words = ("verify", "--resume", *SAME, "--boots", "2", "--json")
+    advice = envelope_of(capsys, *words, "--", *command)["data"]["next_command"]
+
+    own, _, launch = advice.partition(" -- ")
+    assert "--resume" not in own
+    assert "--boots 4" in own
+    assert launch.endswith(" --resume")
+
+
+DAMAGED_SEARCH = {
+    "schema": "nccltune.search/1",
+    "name": "x",
+    "ended_at": "2026-01-01T00:00:00+00:00",
+    "answer": {"source": "gpus", "comparisons": [None]},
+}
+
+
+def test_a_damaged_search_costs_no_verdict(
+    capsys: Capture, host: Host, measured: Callable[..., None]
+) -> None:
+    save_candidate(FAST)
+    folder = state_dir() / "searches"
+    folder.mkdir(parents=True)
+    (folder / "x.json").write_text(json.dumps(DAMAGED_SEARCH))
+    measured(*mirrored(("default", 9.8), ("fast", 8.9)))
+
+    envelope = judged(capsys, host)
+
+    assert (envelope["exit_code"], envelope["data"]["verdict"]) == (0, "gain")
+    assert envelope["data"]["predictions"] == {}
+
+
+def test_a_fault_in_judging_loses_no_boot(capsys: Capture, host: Host, monkeypatch: Patch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    words = ["verify", *QUICK, *SAME, "--json"]
+    command = host.command(tp=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(verify_answer, "predictions_for", fail)
+        assert main([*words, "--", *command]) == 1
+        shown = capsys.readouterr()
+    (kept,) = newest_records()
+    processes = len(host.processes())
+    assert "finished boots are kept, go on with: nccltune verify" in shown.err
+    assert "--resume -- " in shown.err
+
+    envelope = envelope_of(capsys, *words, "--resume", "--", *command)
+
+    assert envelope["data"]["id"] == kept.id
+    assert envelope["data"]["boots_made"] == len(kept.boots) == 4
+    assert envelope["data"]["verdict"] in ("inconclusive", "no_difference")
+    assert len(host.processes()) == processes
 
 
 def test_a_markdown_file_that_cannot_be_written_costs_no_figure(

@@ -347,6 +347,43 @@ def test_resume_goes_on_with_the_boot_that_failed(tmp_path: Path) -> None:
     assert not record.problems
 
 
+def test_resume_with_fewer_boots_than_were_made_is_refused_and_loses_none(tmp_path: Path) -> None:
+    port = free_port()
+
+    def stop(progress: VerifyProgress) -> None:
+        if progress.position == 3 and progress.stage is VerifyStage.START:
+            raise KeyboardInterrupt
+
+    parts = {"port": port, "boots": 4}
+    stopped = run_verify(make_spec(tmp_path, **parts), Watcher(stop))  # type: ignore[arg-type]
+    resumed = make_spec(tmp_path, **parts, is_resume=True)  # type: ignore[arg-type]
+    before, servers = stored(), len(processes_of(tmp_path))
+    assert len(before.boots) == 3
+
+    with pytest.raises(UsageProblem, match=r"made 3 starts already.* give --boots 2 or more") as no:
+        run_verify(replace(resumed, boots=1), Watcher())
+
+    assert no.value.exit_code == 2
+    assert stored() == before
+    assert len(processes_of(tmp_path)) == servers
+    assert run_verify(resumed, Watcher()).id == stopped.id
+
+
+def test_resume_of_boots_that_nobody_judged_starts_nothing(tmp_path: Path) -> None:
+    parts = {"port": free_port()}
+    whole = run_verify(make_spec(tmp_path, **parts), Watcher())  # type: ignore[arg-type]
+    servers = len(processes_of(tmp_path))
+    resumed = make_spec(tmp_path, **parts, is_resume=True)  # type: ignore[arg-type]
+
+    record = run_verify(resumed, Watcher())
+
+    assert (record.id, record.boots, record.is_finished) == (whole.id, stored().boots, True)
+    assert len(processes_of(tmp_path)) == servers
+    save(replace(record, judgement={"verdict": "inconclusive"}))
+    with pytest.raises(FileError, match="no verify to resume"):
+        run_verify(resumed, Watcher())
+
+
 def test_resume_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
     port = free_port()
     spec = make_spec(tmp_path, port=port, is_resume=True)

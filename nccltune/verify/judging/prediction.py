@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from nccltune.payloads.workload import Gather, Payload
 
 
+MAX_US = 1e7
+"""Of one collective; a time above is a damaged figure."""
+
+
 @dataclass(frozen=True, slots=True)
 class PredictionRow:
     """One size of a step's collectives; times are of one of them, None where not measured.
@@ -38,6 +42,8 @@ class Prediction:
         gathers: its all-gathers.
         missing_count: all-reduces a step whose size was not measured; in neither sum.
         is_from_elsewhere: times are those of other GPUs than these, maybe of the same kind.
+        other_rank_counts: how many ranks the times are of, and how many the launch has; None where
+            it is the same number, or not known.
         baseline_ms: of all that was measured, all-gathers too.
         tuned_ms: the same under the settings.
     """
@@ -49,6 +55,7 @@ class Prediction:
     tuned_ms: float
     gathers: tuple[PredictionRow, ...] = ()
     is_from_elsewhere: bool = False
+    other_rank_counts: tuple[int, int] | None = None
 
     @property
     def saved_ms(self) -> float:
@@ -62,7 +69,8 @@ class PredictionCheck:
 
     Attributes:
         measured_ci_ms: interval of the measured saving; None where there is none.
-        nccl_share: share of a step of the baseline that the collectives predicted take.
+        nccl_share: share of a step of the baseline that the collectives predicted take; above 1
+            where the prediction cannot be right.
         sentence: how far the two are apart, in words, and what the prediction does not count.
     """
 
@@ -152,8 +160,27 @@ def check_prediction(
         measured_saved_ms=measured_ms,
         measured_ci_ms=interval,
         nccl_share=prediction.baseline_ms / baseline_ms,
-        sentence=_compare(prediction, measured_ms, interval),
+        sentence="; ".join(
+            [_compare(prediction, measured_ms, interval), *_doubts(prediction, baseline_ms)]
+        ),
     )
+
+
+def usable_number(value: object, *, most: float = MAX_US) -> float | None:
+    """Return a number from a file, of microseconds if nothing else is said.
+
+    >>> usable_number(10), usable_number("10"), usable_number(0.0), usable_number(10**400)
+    (10.0, None, None, None)
+
+    Args:
+        most: the largest that is usable.
+
+    Returns:
+        None where it is no number above 0, or larger than any that was measured.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        return None
+    return float(value)
 
 
 def _times_us(rows: object) -> dict[int, tuple[float, float]]:
@@ -163,16 +190,10 @@ def _times_us(rows: object) -> dict[int, tuple[float, float]]:
         if not isinstance(row, Mapping):
             continue
         size = row.get("bytes")
-        baseline_us, tuned_us = _time(row.get("baseline_us")), _time(row.get("tuned_us"))
+        baseline_us, tuned_us = map(usable_number, (row.get("baseline_us"), row.get("tuned_us")))
         if isinstance(size, int) and baseline_us is not None and tuned_us is not None:
             times[size] = (baseline_us, tuned_us)
     return times
-
-
-def _time(value: object) -> float | None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    return float(value) if math.isfinite(value) and value > 0 else None
 
 
 def _compare(
@@ -192,13 +213,20 @@ def _compare(
             which = "less" if measured_ms < predicted_ms else "more"
             alone = "all-reduces and all-gathers" if _known(prediction.gathers) else "all-reduces"
             text += f"the server saves {apart:.2f} ms {which} than its {alone} alone should"
-    return "; ".join([text, *_not_counted(prediction)])
+    return text
 
 
-def _not_counted(prediction: Prediction) -> Iterator[str]:
+def _doubts(prediction: Prediction, baseline_ms: float) -> Iterator[str]:
     """Name what may make the server save more or less than predicted."""
+    if prediction.baseline_ms > baseline_ms:
+        alone_ms = prediction.baseline_ms
+        step = f"a step of {baseline_ms:.2f} ms"
+        yield f"implausible: its collectives alone would take {alone_ms:.2f} ms of {step}"
     if prediction.is_from_elsewhere:
-        yield "its times were measured on other GPUs than these"
+        yield "its times were measured on other GPUs"
+    if prediction.other_rank_counts is not None:
+        there, here = prediction.other_rank_counts
+        yield f"its times are of {there} ranks, this launch has {here}"
     if prediction.missing_count:
         missing, total = prediction.missing_count, prediction.all_reduce_count
         yield f"{missing} of {total} all-reduces a step were not measured and are left out"
