@@ -39,12 +39,12 @@ from pathlib import Path
 
 from sglang_servers import (
     Run,
-    descendants,
     generate,
     left_of,
     nodes_of,
     started,
     through,
+    tree_of,
     wait_up,
 )
 
@@ -97,7 +97,6 @@ def one_route(run: Run, lane: str, route: str, port: int) -> None:
     name = f"{lane}-{route}"
     logs: list[Path] = []
     with ExitStack() as stack:
-        pids = []
         for number, (command, own) in enumerate(nodes_of(run, lane, port)):
             log = run.out / f"{name}-node{number}.log"
             report = run.out / f"{name}-node{number}-report.json"
@@ -107,7 +106,7 @@ def one_route(run: Run, lane: str, route: str, port: int) -> None:
             logs.append(log)
             stream = stack.enter_context(log.open("w"))
             line = through(run, route, command, report)
-            pids.append(stack.enter_context(started(line, environ, stream)))
+            stack.enter_context(started(line, environ, stream))
         endpoint = Endpoint(port=port)
         ready_s = wait_up(endpoint)
         meta = generate(endpoint, 40)
@@ -224,7 +223,7 @@ def killed(run: Run) -> None:
         )
         wait_up(Endpoint(port=port))
         time.sleep(3.0)
-        tree = descendants(process.pid)
+        tree = tree_of(process.pid)
         before = left_of(tree)
         os.kill(victim_of(victim, process.pid, tree), signal.SIGKILL)
         began = time.monotonic()

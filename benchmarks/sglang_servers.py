@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nccltune.live.listeners import descendants
+from nccltune.live.procfs import read_process
 from nccltune.sglang.endpoints import Endpoint, Health, ask, read_health
 
 if TYPE_CHECKING:
@@ -154,7 +156,7 @@ def through(run: Run, route: str, command: list[str], report: Path) -> list[str]
     return run.nccltune(route, "--any-host", "--report-file", str(report), "--", *command)
 
 
-def on_gpus(*query: str) -> list[str]:
+def ask_driver(*query: str) -> list[str]:
     """Return what the driver's own tool answers to a query, line by line."""
     if shutil.which("nvidia-smi") is None:
         return ["not known"]
@@ -164,43 +166,15 @@ def on_gpus(*query: str) -> list[str]:
 
 def left_of(pids: Collection[int]) -> str:
     """Say which of these processes are there, and which of them hold GPU memory."""
-    alive = sorted(pid for pid in pids if is_alive(pid))
+    alive = sorted(pid for pid in pids if read_process(pid) is not None)
     names = {str(pid) for pid in pids}
-    apps = on_gpus("--query-compute-apps=pid,used_memory")
+    apps = ask_driver("--query-compute-apps=pid,used_memory")
     holding = [app for app in apps if app.partition(",")[0] in names]
-    used = ", ".join(on_gpus("--query-gpu=memory.used"))
+    used = ", ".join(ask_driver("--query-gpu=memory.used"))
     return f"processes {alive}, with GPU memory {holding}; in use on each GPU, by all: {used}"
 
 
-def is_alive(pid: int) -> bool:
-    """Tell whether a process is there and no zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-def descendants(ancestor: int) -> dict[int, str]:
+def tree_of(ancestor: int) -> dict[int, str]:
     """Return pid and command of every process that descends from another."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if descends(folder, ancestor):
-                found[int(folder.name)] = command_of(folder)
-    return found
-
-
-def command_of(folder: Path) -> str:
-    """Return a process's command line, as its folder in procfs shows it."""
-    return (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-
-
-def descends(folder: Path, ancestor: int) -> bool:
-    """Tell whether a process has an ancestor."""
-    while folder.name not in ("0", "1"):
-        parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-        if int(parent) == ancestor:
-            return True
-        folder = folder.with_name(parent)
-    return False
+    found = (read_process(pid) for pid in descendants(ancestor))
+    return {each.pid: " ".join(each.argv) for each in found if each is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ class Invocation:
             wants_json="--json" in own,
             has_stray_launch=any("sglang" in word for word in own),
         )
+
+    def without(self, flag: str) -> Invocation:
+        """Return the same call without one of its own flags."""
+        own, launch = _split(self.arguments)
+        return replace(self, arguments=(*(word for word in own if word != flag), *launch))
 
     def format_again(self, *flags: str, **values: object) -> str:
         """Write the same call with further flags and other values, to be copied into a shell.

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nccltune.cli.envelope import Answer, Complaint, one_line, plain
-from nccltune.cli.invocation import END_OF_OPTIONS
 from nccltune.cli.verify_data import Verified, judgement_data, verify_data
 from nccltune.cli.verify_marking import mark_gains, unmarked_warnings
 from nccltune.cli.verify_report import verify_parts
@@ -201,16 +200,10 @@ def _next(verified: Verified, invocation: Invocation, *, is_any_host: bool) -> s
             return "nccltune profile off"
     if judgement.verdict is Verdict.INCONCLUSIVE and not record.url:
         planned = record.boot_total // len(record.arms)
-        return _anew(invocation).format_again(boots=max(2 * planned, DECIDING_BOOTS))
+        # One that is judged is not resumed: it takes a verify of its own.
+        anew = invocation.without(RESUME)
+        return anew.format_again(boots=max(2 * planned, DECIDING_BOOTS))
     return ""
-
-
-def _anew(invocation: Invocation) -> Invocation:
-    """Return the same call for a verify of its own: one that is judged is not resumed."""
-    words = invocation.arguments
-    end = words.index(END_OF_OPTIONS) if END_OF_OPTIONS in words else len(words)
-    own = (word for word in words[:end] if word != RESUME)
-    return replace(invocation, arguments=(*own, *words[end:]))
 
 
 def _concurrency(record: VerifyRecord) -> int:

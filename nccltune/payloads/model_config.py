@@ -245,8 +245,8 @@ def _positive_integer(
     inside = f" in {place[0]}" if place else ""
     if key not in text:
         raise document.problem(f"no {key}{inside}", *place)
-    value = text[key]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    value = _count_or_none(text[key])
+    if value is None:
         raise document.problem(f"{key} must be a whole number of 1 or more", *place, key)
     if value > _MAX_SIZE:
         raise document.problem(f"{key} is larger than any model's ({_MAX_SIZE})", *place, key)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     import optuna
 
+    from nccltune.recording import SettingsKey
     from nccltune.search.model import Model
     from nccltune.search.space import Params, Space
 
@@ -187,7 +188,7 @@ class Trials:
 
     def ranked(self) -> list[Tried]:
         """Eligible trials with settings of their own, best first, each candidate once."""
-        best: dict[tuple[tuple[str, str], ...], Tried] = {}
+        best: dict[SettingsKey, Tried] = {}
         for tried in sorted(filter(_may_win, self.finished), key=_score):
             best.setdefault(candidate_key(tried.launch.settings), tried)
         return list(best.values())
@@ -216,8 +217,10 @@ class Trials:
 
     def has_tried(self, settings: Settings) -> bool:
         """Whether these settings, in whatever spelling, are among the finished trials."""
-        key = candidate_key(settings)
-        return any(candidate_key(tried.launch.settings) == key for tried in self.finished)
+        return candidate_key(settings) in self._tried_keys()
+
+    def _tried_keys(self) -> set[SettingsKey]:
+        return {candidate_key(tried.launch.settings) for tried in self.finished}
 
     def propose(self) -> Settings | None:
         """Return the next settings to measure; None when there is nothing left to try."""
@@ -241,7 +244,7 @@ class Trials:
         fixed = self._bench.candidates if isinstance(self._bench, FixedBench) else None
         if fixed is None:
             return None
-        known = {candidate_key(one.launch.settings) for one in self.finished}
+        known = self._tried_keys()
         return [settings for settings in fixed if candidate_key(settings) not in known]
 
     def _most_hopeful(self, left: Sequence[Settings]) -> Settings | None:
@@ -257,8 +260,7 @@ class Trials:
         return ranked[tuple(best.items())]
 
     def _first_new(self, proposals: Iterable[Params]) -> Settings | None:
-        tried = [one.launch.settings for one in self.finished]
-        known = {candidate_key(settings) for settings in tried}
+        tried, known = [one.launch.settings for one in self.finished], self._tried_keys()
         for params in proposals:
             settings = self._space.settings(params)
             if self._space.params(settings) != params:
