@@ -135,7 +135,8 @@ class StartTracker:
                 del self._pending[key]
                 self._died(pending)
                 continue
-            pending.process = process
+            # Its words are kept as they were first seen: a title takes their place, and a process
+            # that is ending shows none before it is gone.
             has_said_ready = pending.logs.has_new(READY_WORDS)
             if self._is_ready(pending, has_said_ready=has_said_ready):
                 del self._pending[key]

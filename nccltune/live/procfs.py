@@ -176,7 +176,11 @@ def read_environ(process: Process, root: Path = PROC_ROOT) -> EnvironReading:
         return EnvironReading(None, Unreadable.GONE)
     if len(content) > _MAX_READ_BYTES:
         return EnvironReading(None, Unreadable.LARGE)
-    if not is_running(process, root):
+    found = read_process(process.pid, root)
+    if found is None or found.started_ticks != process.started_ticks:
+        return EnvironReading(None, Unreadable.GONE)
+    if not content and not found.argv:
+        # It is ending: its memory is gone, while its devices may take seconds to be let go.
         return EnvironReading(None, Unreadable.GONE)
     values: dict[str, str] = {}
     for entry in content.split(b"\0"):

@@ -110,6 +110,11 @@ class FakeProc:
             text = f"pos:\t0\nflags:\t{flags:o}\n"
             (folder / "fdinfo" / number).write_text(text, encoding="ascii")
 
+    def end_memory(self, pid: int) -> None:
+        """Leave a process as one that is ending: still running by its state, its memory gone."""
+        for name in ("cmdline", "environ"):
+            (self.root / str(pid) / name).write_bytes(b"")
+
     def remove(self, *pids: int) -> None:
         """End processes."""
         for pid in pids:

@@ -107,6 +107,29 @@ def test_start_whose_log_tells_of_nccl_died_in_nccl(host: Host) -> None:
     assert not host.tracker.is_waiting
 
 
+def _take_a_title(proc: FakeProc) -> None:
+    (proc.root / "100/cmdline").write_bytes(b"sglang::server\0\0\0")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda proc: proc.end_memory(100), _take_a_title],
+    ids=["ending", "title"],
+)
+def test_start_by_hand_keeps_the_command_that_it_was_first_seen_with(
+    host: Host, change: Callable[[FakeProc], None]
+) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.log(DIED_IN_NCCL)
+    host.look()
+    change(host.proc)
+    host.look()
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().command_digest == command_digest(ARGV)
+
+
 def test_start_under_a_record_carries_its_profile_and_command(host: Host) -> None:
     host.start()
     host.tracker.take_records([host.record()], is_first=True)

@@ -223,6 +223,16 @@ def test_read_environ_of_a_process_started_with_nothing_is_empty(proc: FakeProc)
     assert _environ(proc, b"") == ({}, "")
 
 
+def test_read_environ_of_a_process_that_is_ending_is_gone(proc: FakeProc) -> None:
+    proc.add(100, MODULE, environ={"NCCL_ALGO": "ring"})
+    process = read_process(100, proc.root)
+    assert process is not None
+    proc.end_memory(100)
+
+    reading = read_environ(process, proc.root)
+    assert (reading.values, reading.problem) == (None, Unreadable.GONE)
+
+
 def test_read_environ_that_is_not_text_keeps_every_byte(proc: FakeProc) -> None:
     values, _ = _environ(proc, b"A=\xff\0")
 
