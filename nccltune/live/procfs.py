@@ -39,6 +39,7 @@ MAX_RANKS_OF_SERVER = 64
 
 _INTERPRETER_OPTIONS_WITH_VALUE = frozenset({"-X", "-W"})
 _ZOMBIE_STATES = (b"Z", b"X")
+_PF_EXITING = 0x4  # Linux, include/linux/sched.h
 
 
 class Unreadable(StrEnum):
@@ -116,9 +117,13 @@ class Server:
 
 
 def read_process(pid: int, root: Path = PROC_ROOT) -> Process | None:
-    """Read one process; None where it has ended, be it as a zombie that nobody has fetched."""
+    """Read one process; None where it has ended, be it as a zombie that nobody has fetched.
+
+    One that is ending counts as ended: command line and environment are empty by then, while GPUs
+    may take it seconds to let go of. Only ``read_stat`` tells when that is over.
+    """
     fields = read_stat(pid, root)
-    if fields is None:
+    if fields is None or int(fields[6]) & _PF_EXITING:
         return None
     return Process(
         pid=pid,
@@ -176,11 +181,7 @@ def read_environ(process: Process, root: Path = PROC_ROOT) -> EnvironReading:
         return EnvironReading(None, Unreadable.GONE)
     if len(content) > _MAX_READ_BYTES:
         return EnvironReading(None, Unreadable.LARGE)
-    found = read_process(process.pid, root)
-    if found is None or found.started_ticks != process.started_ticks:
-        return EnvironReading(None, Unreadable.GONE)
-    if not content and not found.argv:
-        # It is ending: its memory is gone, while its devices may take seconds to be let go.
+    if not is_running(process, root):
         return EnvironReading(None, Unreadable.GONE)
     values: dict[str, str] = {}
     for entry in content.split(b"\0"):

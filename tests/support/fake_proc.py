@@ -9,6 +9,7 @@ from pathlib import Path
 
 BOOT_ID = "11111111-2222-3333-4444-555555555555"
 TICKS = 5000
+EXITING = 0x4
 
 
 class FakeProc:
@@ -40,6 +41,7 @@ class FakeProc:
         name: str = "python3",
         session: int = 0,
         numbers: Sequence[int] = (),
+        flags: int = 0,
         uid: int | None = None,
         links: Mapping[str, Path] | None = None,
     ) -> None:
@@ -51,7 +53,7 @@ class FakeProc:
         """
         folder = self.root / str(pid)
         folder.mkdir(exist_ok=True)
-        fields = [state, parent, pid, session or pid, *([0] * 15), ticks, *([0] * 30)]
+        fields = [state, parent, pid, session or pid, 0, 0, flags, *([0] * 12), ticks, *([0] * 30)]
         stat = f"{pid} ({name}) {' '.join(map(str, fields))}\n"
         (folder / "stat").write_text(stat, encoding="utf-8")
         (folder / "cmdline").write_bytes(_block(argv))
@@ -110,10 +112,18 @@ class FakeProc:
             text = f"pos:\t0\nflags:\t{flags:o}\n"
             (folder / "fdinfo" / number).write_text(text, encoding="ascii")
 
-    def end_memory(self, pid: int) -> None:
-        """Leave a process as one that is ending: still running by its state, its memory gone."""
-        for name in ("cmdline", "environ"):
-            (self.root / str(pid) / name).write_bytes(b"")
+    def begin_to_end(self, pid: int, *, has_words: bool = False) -> None:
+        """Leave a process as one that is ending: running by its state, its memory gone or going.
+
+        Args:
+            has_words: its command line can still be read.
+        """
+        stat, cmdline = self.root / str(pid) / "stat", self.root / str(pid) / "cmdline"
+        words, content = stat.read_text(encoding="utf-8").split(), cmdline.read_bytes()
+        ticks, parent, session = int(words[21]), int(words[3]), int(words[5])
+        self.add(pid, [], parent=parent, session=session, ticks=ticks, state="D", flags=EXITING)
+        if has_words:
+            cmdline.write_bytes(content)
 
     def remove(self, *pids: int) -> None:
         """End processes."""

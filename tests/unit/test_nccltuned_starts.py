@@ -113,7 +113,7 @@ def _take_a_title(proc: FakeProc) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [lambda proc: proc.end_memory(100), _take_a_title],
+    [lambda proc: proc.begin_to_end(100), _take_a_title],
     ids=["ending", "title"],
 )
 def test_start_by_hand_keeps_the_command_that_it_was_first_seen_with(

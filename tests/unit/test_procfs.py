@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from nccltune.live.procfs import (
     is_running,
     read_environ,
     read_process,
+    read_stat,
     started_at_s,
 )
 from tests.support.fake_proc import FakeProc
@@ -87,6 +90,25 @@ def test_find_servers_whose_launcher_is_gone_have_no_root(proc: FakeProc) -> Non
     assert first.root is None
     assert [rank.process.pid for rank in first.ranks] == [101, 102]
     assert second.pid == 201
+
+
+@pytest.mark.parametrize("has_words", [True, False])
+def test_find_servers_takes_no_rank_that_is_ending_for_a_server(
+    proc: FakeProc, *, has_words: bool
+) -> None:
+    proc.add_rank(101, "TP0", parent=1)
+    proc.begin_to_end(101, has_words=has_words)
+
+    assert find_servers(proc.root) == ()
+
+
+def test_find_servers_whose_controller_is_ending_takes_it_for_no_launcher(proc: FakeProc) -> None:
+    proc.add(100, MODULE)
+    proc.add(101, ["sglang::data_parallel_controller"], parent=100)
+    proc.add_rank(102, "DP0_TP0", parent=101, session=90)
+    proc.begin_to_end(101)
+
+    assert [server.root and server.root.pid for server in find_servers(proc.root)] == [100, None]
 
 
 def test_find_servers_with_the_launcher_as_first_process_of_a_container(proc: FakeProc) -> None:
@@ -227,10 +249,23 @@ def test_read_environ_of_a_process_that_is_ending_is_gone(proc: FakeProc) -> Non
     proc.add(100, MODULE, environ={"NCCL_ALGO": "ring"})
     process = read_process(100, proc.root)
     assert process is not None
-    proc.end_memory(100)
+    proc.begin_to_end(100)
 
     reading = read_environ(process, proc.root)
     assert (reading.values, reading.problem) == (None, Unreadable.GONE)
+
+
+def test_read_process_that_has_lost_its_words_has_ended() -> None:
+    code = "held = b'x' * 2**29; print(1, flush=True); import time; time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert read_process(process.pid) is not None
+        process.kill()
+        # As a server's does, its memory takes a while to be let go of.
+        while read_stat(process.pid) is not None:
+            if not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+                assert read_process(process.pid) is None
 
 
 def test_read_environ_that_is_not_text_keeps_every_byte(proc: FakeProc) -> None:
