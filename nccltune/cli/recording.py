@@ -71,12 +71,8 @@ def _list_row(found: FoundRecording) -> Mapping[str, object]:
         "gpus": recording.manifest.gpus,
         "base_environment": dict(recording.manifest.base_environment),
         "launch_count": len(recording.launches),
-        "candidate_count": _candidate_count(recording),
+        "candidate_count": recording.candidate_count,
     }
-
-
-def _candidate_count(recording: Recording) -> int:
-    return sum(1 for key in recording.by_settings() if key)
 
 
 def _list_parts(rows: list[Mapping[str, object]]) -> Iterator[RenderableType]:
@@ -134,7 +130,7 @@ def _show_data(recording: Recording) -> dict[str, object]:
         "world_size": manifest.world_size,
         "base_environment": dict(manifest.base_environment),
         "launch_count": len(recording.launches),
-        "candidate_count": _candidate_count(recording),
+        "candidate_count": recording.candidate_count,
         "outcome_counts": {str(name): count for name, count in _outcomes(recording).items()},
         "payloads": [
             {
@@ -171,7 +167,7 @@ def _show_parts(recording: Recording, path: str) -> Iterator[RenderableType]:
             ("versions", _versions(recording)),
             ("method", manifest.method),
             ("always set", format_settings(manifest.base_environment)),
-            ("candidates", f"{_candidate_count(recording)}"),
+            ("candidates", f"{recording.candidate_count}"),
             ("launches", f"{len(recording.launches)} ({format_counts(_outcomes(recording))})"),
         )
     )

@@ -192,6 +192,11 @@ class Recording:
         """Sizes that every complete launch measured."""
         return tuple(payload.size_bytes for payload in self.manifest.payloads)
 
+    @property
+    def candidate_count(self) -> int:
+        """How many candidates were launched, each counted once whatever its spelling."""
+        return len({candidate_key(each.settings) for each in self.launches if each.settings})
+
     def by_settings(self) -> dict[SettingsKey, list[RecordedLaunch]]:
         """Group launches by exact settings, in recorded order; the baseline's key is ``()``."""
         groups: dict[SettingsKey, list[RecordedLaunch]] = {}

@@ -71,6 +71,13 @@ def make_recording(*launches: RecordedLaunch) -> Recording:
     return Recording("two", make_manifest(), launches)
 
 
+def test_candidate_count_counts_no_spelling_twice_and_no_baseline() -> None:
+    spellings = [{"NCCL_PROTO": "ll"}, {"NCCL_PROTO": "allreduce:LL"}, {"NCCL_PROTO": "Simple"}]
+    recording = make_recording(*(make_launch(each, 10.0, 20.0) for each in ({}, *spellings)))
+
+    assert recording.candidate_count == 2
+
+
 def make_requests(*sizes_bytes: int) -> list[PayloadRequest]:
     return [PayloadRequest(size_bytes, graph_count=4) for size_bytes in sizes_bytes]
 
