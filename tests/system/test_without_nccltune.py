@@ -142,6 +142,8 @@ def test_units_work_with_the_state_folder_in_force(mended: Machine) -> None:
     mended.run("mkdir", "-p", OTHER_STATE)
     try:
         mended.run("cp", "-a", f"{STATE}/profiles", f"{STATE}/state.json", OTHER_STATE)
+        # Whoever writes into it while it is moved would leave a part of it behind.
+        mended.run("systemctl", "stop", SERVICE, SERVER)
         mended.run("mv", STATE, f"{STATE}.away")
         mended.run(PROGRAM, "install", "--units", "--unit", MINE, environ=environ)
         mended.run("systemctl", "daemon-reload")
@@ -159,6 +161,7 @@ def test_units_work_with_the_state_folder_in_force(mended: Machine) -> None:
         found = mended.run("systemd-analyze", "verify", *paths, check=False)
         assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
     finally:
+        mended.run("systemctl", "stop", SERVICE, SERVER, MINE, check=False)
         mended.run(PROGRAM, "uninstall", environ=environ)
         mended.run("sh", "-c", f"rm -rf {STATE} '{OTHER_STATE}'; mv {STATE}.away {STATE}")
         reinstall(mended)
