@@ -14,6 +14,8 @@ from functools import lru_cache
 
 MIN_NOISE_LAUNCH_COUNT = 3
 """Fewer launches say nothing useful about their spread."""
+_MIN_NOISE_GAP_COUNT = 3
+"""As many pairs as so many launches make."""
 _NORMAL_MEDIAN_DIFFERENCE = 0.9538725524
 """Median of |x - y| for two standard normal x and y: 0.67449 times the square root of 2."""
 
@@ -110,16 +112,21 @@ def t_interval(values: Sequence[float], *, confidence: float = 0.95) -> tuple[fl
     return centre - half, centre + half
 
 
-def aa_noise(scores: Sequence[float]) -> float | None:
+def aa_noise(*groups: Sequence[float]) -> float | None:
     """Estimate the standard deviation of one launch's log score from repeats of the same settings.
 
     The median absolute difference over all pairs, scaled to a normal spread: one disturbed launch
-    among few moves it little. None below three launches.
+    among few moves it little. None below three pairs, which three launches make.
+
+    Args:
+        groups: scores of the same settings each; between groups nothing is compared.
     """
-    if len(scores) < MIN_NOISE_LAUNCH_COUNT:
+    gaps = []
+    for scores in groups:
+        logs = [math.log(score) for score in scores]
+        gaps += [abs(x - y) for idx, x in enumerate(logs) for y in logs[:idx]]
+    if len(gaps) < _MIN_NOISE_GAP_COUNT:
         return None
-    logs = [math.log(score) for score in scores]
-    gaps = [abs(x - y) for idx, x in enumerate(logs) for y in logs[:idx]]
     return statistics.median(gaps) / _NORMAL_MEDIAN_DIFFERENCE
 
 
@@ -137,19 +144,21 @@ def interval_from_baseline_spread(
     baseline_scores: Sequence[float],
     *,
     reference_count: int = 1,
+    candidate_count: int = 1,
     confidence: float = 0.95,
 ) -> RatioInterval | None:
     """Say how sure a recorded candidate's ratio is, where no fresh launch can be made.
 
     The candidate was launched once, so its own spread is unknown and the spread of the recorded
     defaults stands in: ratio x exp(+- t(n-1) s sqrt(1 + 1/reference_count)), s being the standard
-    deviation of their log scores. Nothing here allows for the candidate having been picked as the
-    best of many.
+    deviation of their log scores. The best of n candidates is the luckiest too, so each has an
+    n-th of the error probability: the interval holds for all n at once (Bonferroni).
 
     Args:
         score_ratio: the candidate's score ratio; the interval is centred on it in log.
         baseline_scores: scores of the recorded defaults, all against one common reference.
         reference_count: how many defaults were averaged in the ratio's denominator.
+        candidate_count: of how many it was picked as the best.
         confidence: two-sided.
 
     Returns:
@@ -159,10 +168,13 @@ def interval_from_baseline_spread(
     if count < MIN_NOISE_LAUNCH_COUNT:
         return None
     spread = statistics.stdev(math.log(score) for score in baseline_scores)
-    quantile = student_t_quantile(0.5 + 0.5 * confidence, count - 1)
+    tail = 0.5 * (1.0 - confidence) / max(1, candidate_count)
+    quantile = student_t_quantile(1.0 - tail, count - 1)
     factor = math.exp(quantile * spread * math.sqrt(1.0 + 1.0 / reference_count))
     method = (
         f"from the spread of {count} recorded launches of the defaults "
         f"(t, {count - 1} degrees of freedom); no fresh launches"
     )
+    if candidate_count > 1:
+        method += f"; wide enough for the best of {candidate_count} candidates"
     return RatioInterval(score_ratio / factor, score_ratio * factor, method)

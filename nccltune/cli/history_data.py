@@ -13,11 +13,12 @@ from nccltune.cli.trend import Point, Series
 from nccltune.cli.words import format_gain, format_gain_interval, format_interval, format_ratio
 from nccltune.errors import FileError, NccltuneError
 from nccltune.sglang.command import parse_launch
+from nccltune.sglang.defaults import SGLANG_BASE_ENVIRONMENT
 from nccltune.store.searches import count_searches, read_searches
 from nccltune.verify.boot_data import DAMAGE
 from nccltune.verify.judging.evidence import gather_evidence
 from nccltune.verify.judging.numbers import summarize
-from nccltune.verify.judging.stored import FREE_FLAGS
+from nccltune.verify.judging.stored import FREE_FLAGS, SAME_LOAD
 from nccltune.verify.record import load, record_paths
 from nccltune.verify.record_data import moment_of
 
@@ -183,7 +184,8 @@ def _speeds(record: VerifyRecord) -> Iterator[Figure]:
         identity, words = known
         gpus = None if record.fingerprint is None else record.fingerprint.gpu_uuids
         environ = tuple(sorted(record.environ.items()))
-        key = (Kind.VERIFY, gpus, record.load.get("concurrency"), environ, identity)
+        load = tuple(record.load.get(name) for name in SAME_LOAD)
+        key = (Kind.VERIFY, gpus, load, environ, identity)
         if key not in seen:
             seen.add(key)
             yield Figure(key, words, "ms a step", value)
@@ -253,6 +255,10 @@ def _all_reduces(answer: Mapping[str, object]) -> Iterator[Figure]:
     row = max(rows, key=lambda each: float(each["weight"]))
     value = row["baseline_us"]
     if value is not None:
-        size = row["bytes"]
-        key = (Kind.SEARCH, gpus, size)
-        yield Figure(key, f"defaults, all-reduce of {size} B", "us", float(value))
+        size, base = row["bytes"], answer.get("base_environment")
+        # Answers of earlier versions do not say under what they were measured.
+        known = tuple(sorted(base.items())) if isinstance(base, dict) else None
+        usual = SGLANG_BASE_ENVIRONMENT.items()
+        own = [f"{name}={held}" for name, held in known or () if (name, held) not in usual]
+        name = " ".join((f"defaults, all-reduce of {size} B", *own))
+        yield Figure((Kind.SEARCH, gpus, size, known), name, "us", float(value))

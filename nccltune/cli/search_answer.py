@@ -112,7 +112,8 @@ def _keep(
     """Keep the answer for ``nccltune history``; what was measured elsewhere is not of this host."""
     if result.is_interrupted or isinstance(source.bench, RecordingBench):
         return ()
-    answer = plain({**data, "fingerprint": source.fingerprint})
+    base = source.identity.get("base")
+    answer = plain({**data, "fingerprint": source.fingerprint, "base_environment": base})
     assert isinstance(answer, dict)  # noqa: S101 - a mapping stays one
     try:
         keep_search(name, datetime.now(UTC), answer)

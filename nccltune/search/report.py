@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from nccltune.block_rule import GUARD_ACCEPT_RATIO
 from nccltune.measurement import Bench, Launch, Outcome, Settings
 from nccltune.recording import candidate_key
 from nccltune.search.objective import Objective, pooled_medians
@@ -106,8 +107,13 @@ class Report:
 
     def _answer(self, finals: Finals | None) -> tuple[Settings, float, Interval, Verdict]:
         """Return winner, score ratio, its interval and the verdict."""
-        if finals is not None and finals.duel is not None and finals.duel.block_count:
-            duel = finals.duel
+        duel = None if finals is None else finals.duel
+        # Settings that fail in their first block are unfit, whatever their trial promised.
+        if (
+            finals is not None
+            and duel is not None
+            and (duel.block_count or duel.verdict is Verdict.KEEP_DEFAULT)
+        ):
             verdict = duel.verdict
             if verdict is Verdict.IMPROVED and not finals.settings:
                 verdict = _unchecked(finals)
@@ -151,7 +157,12 @@ class Report:
             math.exp(self._objective.log_score(one.median_us, reference)) for one in baselines
         ]
         count = len(baselines) if self._bench.baseline_launches() else 1
-        found = interval_from_baseline_spread(ratio, scores, reference_count=count)
+        found = interval_from_baseline_spread(
+            ratio,
+            scores,
+            reference_count=count,
+            candidate_count=self._trials.measured_count,
+        )
         return Interval(found.low, found.high, found.method) if found else UNKNOWN
 
     def _rows(self, settings: Settings, finals: Finals | None) -> tuple[PayloadRow, ...]:
@@ -256,9 +267,10 @@ class Report:
         if math.isfinite(interval.high):
             band += f" (95 % interval {interval.low:.3f} to {interval.high:.3f})"
         if verdict is Verdict.IMPROVED:
+            limit = f"{100 * (GUARD_ACCEPT_RATIO - 1):.0f} %"
             return (
                 "Improved: the communication time of a decode step falls to"
-                f" {band} of the defaults', and no guarded size gets slower."
+                f" {band} of the defaults', and no guarded size gets {limit} slower or more."
             )
         if verdict is Verdict.KEEP_DEFAULT:
             if reason:

@@ -81,16 +81,21 @@ def keep_noise(key: str, sd: float, df: int) -> None:
 
 
 def kept_noise(key: str) -> float | None:
-    """Return the spread that earlier decisions saw, pooled; None where nothing is known.
+    """Return the usual spread of earlier decisions; None where nothing is known.
 
-    A file that cannot be used is one that says nothing: a decision goes on without it.
+    The median, weighted by degrees of freedom: one of them on a disturbed host must not stand in
+    the way of those that follow. A file that cannot be used is one that says nothing: a decision
+    goes on without it.
     """
     found = [each for each in _read(state_dir()) if each["key"] == key][-MAX_ENTRIES_OF_ONE:]
-    weight = sum(int(str(each["df"])) for each in found)
-    if not weight:
-        return None
-    squares = (int(str(each["df"])) * float(str(each["sd"])) ** 2 for each in found)
-    return math.sqrt(math.fsum(squares) / weight)
+    spreads = sorted((float(str(each["sd"])), int(str(each["df"]))) for each in found)
+    weight = sum(df for _sd, df in spreads)
+    below = 0
+    for sd, df in spreads:
+        below += df
+        if 2 * below >= weight:
+            return sd
+    return None
 
 
 def _read(folder: Path) -> Sequence[Mapping[str, object]]:

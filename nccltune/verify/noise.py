@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nccltune.errors import NccltuneError
 from nccltune.sglang.command import parse_launch
+from nccltune.stats import aa_noise
 from nccltune.store.noise import Sample, keep_noise, kept_noise, noise_key
 from nccltune.verify.judging.stored import FREE_FLAGS
 
@@ -35,18 +34,16 @@ def keep_boot_noise(record: VerifyRecord) -> None:
 
 
 def boot_noise(boots: Sequence[Boot]) -> tuple[float, int] | None:
-    """Return standard deviation and degrees of freedom, pooled over arms; None below two boots.
+    """Return standard deviation and degrees of freedom over all arms; None for too few boots.
 
-    Each arm varies around its own mean.
+    Each arm varies around a middle of its own.
     """
-    squares, df = 0.0, 0
-    for arm in dict.fromkeys(boot.arm for boot in boots):
-        times = [boot.ms_per_verify for boot in boots if boot.arm == arm]
-        logs = [math.log(each) for each in times if each is not None and each > 0.0]
-        if len(logs) > 1:
-            squares += statistics.variance(logs) * (len(logs) - 1)
-            df += len(logs) - 1
-    return (math.sqrt(squares / df), df) if df else None
+    arms: dict[str, list[float]] = {}
+    for boot in boots:
+        if boot.ms_per_verify is not None and boot.ms_per_verify > 0.0:
+            arms.setdefault(boot.arm, []).append(boot.ms_per_verify)
+    noise = aa_noise(*arms.values())
+    return None if noise is None else (noise, sum(len(times) - 1 for times in arms.values()))
 
 
 def _key(record: VerifyRecord) -> str | None:
@@ -57,5 +54,8 @@ def _key(record: VerifyRecord) -> str | None:
         return None
     gpus = None if record.fingerprint is None else record.fingerprint.to_json()
     kept = {name: values for name, values in flags.items() if name not in FREE_FLAGS}
-    facts = {"host": gpus, "flags": kept, "environ": record.environ, "load": record.load}
+    # A server that runs has its profile in its environment already.
+    judged = {name for arm in record.arms if arm.profile for name in arm.profile.settings}
+    environ = {name: value for name, value in record.environ.items() if name not in judged}
+    facts = {"host": gpus, "flags": kept, "environ": environ, "load": record.load}
     return noise_key(Sample.BOOT, facts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 from nccltune.atomic import make_dir
 from nccltune.envvars import CATALOGUE
 from nccltune.errors import FileError, UsageProblem
-from nccltune.verify.plan import BOOTS_A_ROUND
 from nccltune.verify.record import VerifyRecord, logs_dir, newest_records, verifies_dir
 from nccltune.verify.sameness import changed_flags, hidden, visible
 
@@ -102,12 +100,15 @@ def _find(wanted: VerifyRecord) -> VerifyRecord:
 
 
 def _check_boots(left: VerifyRecord, boots: int, boot_total: int) -> None:
-    made = len(left.boots)
-    if made > boot_total:
-        each = math.ceil(made / len(left.arms))
+    """Refuse fewer boots than were planned: whoever stopped may have seen the figures.
+
+    A verify that may end where they look best claims what is not there.
+    """
+    if boot_total < left.boot_total:
+        planned = left.boot_total // len(left.arms)
         raise UsageProblem(
-            f"--boots {boots}: this verify has made {made} starts already; to resume it, give "
-            f"--boots {each + each % BOOTS_A_ROUND} or more",
+            f"--boots {boots}: this verify was begun with {planned} boots an arm, and where it "
+            f"ends must not depend on its figures; to resume it, give --boots {planned} or more",
             code="bad_boots",
         )
 

@@ -347,7 +347,7 @@ def test_resume_goes_on_with_the_boot_that_failed(tmp_path: Path) -> None:
     assert not record.problems
 
 
-def test_resume_with_fewer_boots_than_were_made_is_refused_and_loses_none(tmp_path: Path) -> None:
+def test_resume_with_fewer_boots_than_planned_is_refused_and_loses_none(tmp_path: Path) -> None:
     port = free_port()
 
     def stop(progress: VerifyProgress) -> None:
@@ -360,8 +360,8 @@ def test_resume_with_fewer_boots_than_were_made_is_refused_and_loses_none(tmp_pa
     before, servers = stored(), len(processes_of(tmp_path))
     assert len(before.boots) == 3
 
-    with pytest.raises(UsageProblem, match=r"made 3 starts already.* give --boots 2 or more") as no:
-        run_verify(replace(resumed, boots=1), Watcher())
+    with pytest.raises(UsageProblem, match=r"begun with 4 boots an arm.* give --boots 4") as no:
+        run_verify(replace(resumed, boots=2), Watcher())
 
     assert no.value.exit_code == 2
     assert stored() == before

@@ -23,6 +23,7 @@ from nccltune.cli.verify_data import judgement_data
 from nccltune.cli.workload import Demand, WorkloadOptions
 from nccltune.paths import state_dir
 from nccltune.payloads.derive import default_workload
+from nccltune.sglang.defaults import SGLANG_BASE_ENVIRONMENT
 from nccltune.store import searches
 from nccltune.store.reading import read_text
 from nccltune.store.searches import keep_search, read_searches
@@ -50,11 +51,12 @@ def keep_verify(day: int, default_ms: float, fast_ms: float, **changes: Any) -> 
     return record
 
 
-def keep_a_search(day: int, baseline_us: float = 10.0) -> None:
+def keep_a_search(day: int, baseline_us: float = 10.0, **answered: Any) -> None:
     rows = (replace(IMPROVED.payloads[0], baseline_us=baseline_us), *IMPROVED.payloads[1:])
     result = replace(IMPROVED, payloads=rows)
     data = search_data(result, SavedProfile("fast"), workload="kimi-k2.5", next_command="")
-    answer: Any = json.loads(json.dumps({**data, "fingerprint": HOST.to_json()}, default=str))
+    facts = {**data, "fingerprint": HOST.to_json(), **answered}
+    answer: Any = json.loads(json.dumps(facts, default=str))
     keep_search("fast", datetime(2026, 11, day, 13, tzinfo=UTC), answer)
 
 
@@ -115,9 +117,10 @@ def test_history_shows_how_the_same_figure_moved(capsys: Capture) -> None:
     [
         {"fingerprint": replace(HOST, gpu_uuids=("GPU-2", "GPU-3"))},
         {"load": {"concurrency": 8}},
+        {"load": {"concurrency": 1, "tokens": 21}},
         {"arms": None},
     ],
-    ids=["GPUs", "load", "flags"],
+    ids=["GPUs", "concurrency", "tokens", "flags"],
 )
 def test_figures_of_another_host_load_or_launch_are_not_compared(
     capsys: Capture, changes: dict[str, Any]
@@ -131,6 +134,20 @@ def test_figures_of_another_host_load_or_launch_are_not_compared(
     series = envelope_of(capsys, "history")["data"]["series"]
 
     assert [len(each["points"]) for each in series] == [1, 1, 1, 1]
+
+
+def test_searches_under_another_environment_are_not_compared(capsys: Capture) -> None:
+    usual = dict(SGLANG_BASE_ENVIRONMENT)
+    for day, base in enumerate((usual, {**usual, "NCCL_P2P_DISABLE": "1"}, usual), start=1):
+        keep_a_search(day, base_environment=base)
+
+    series = envelope_of(capsys, "history")["data"]["series"]
+
+    size = IMPROVED.payloads[0].size_bytes
+    assert [(each["name"], len(each["points"])) for each in series] == [
+        (f"defaults, all-reduce of {size} B", 2),
+        (f"defaults, all-reduce of {size} B NCCL_P2P_DISABLE=1", 1),
+    ]
 
 
 def test_figures_of_another_port_and_driver_are_compared(capsys: Capture) -> None:
@@ -303,7 +320,7 @@ def test_history_fits_the_terminal_and_ends_with_a_baseline(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= int(width)
     assert lines[0] == "3 verifies and 1 search, oldest first"
-    assert lines[-1] == "  nccltune verify --url URL --baseline 20261104-120000-7"
+    assert lines[-1] == "  nccltune verify --url URL"
     (moved,) = [line for line in lines if "defaults, 2 steps" in line]
     assert len(set(moved) & set(BLOCKS)) > 1
 

@@ -20,7 +20,7 @@ from nccltune.store.noise import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 KEY = noise_key(Sample.LAUNCH, {"host": "a", "payloads": [43008]})
 
@@ -29,10 +29,22 @@ def test_nothing_kept_is_nothing_known() -> None:
     assert kept_noise(KEY) is None
 
 
-def test_noise_is_pooled_by_its_degrees_of_freedom() -> None:
-    keep_noise(KEY, 0.01, 3)
-    keep_noise(KEY, 0.02, 6)
-    assert kept_noise(KEY) == pytest.approx(math.sqrt((3 * 0.01**2 + 6 * 0.02**2) / 9))
+@pytest.mark.parametrize(
+    ("kept", "usual"),
+    [
+        ([(0.01, 3), (0.02, 6)], 0.02),
+        ([(0.02, 6), (0.01, 6)], 0.01),
+        ([(0.012, 6), (0.30, 6), (0.010, 6), (0.011, 6)], 0.011),
+        ([(0.30, 6), (0.01, 6)], 0.01),
+    ],
+    ids=["more freedom", "as much", "one disturbed", "the first disturbed"],
+)
+def test_noise_is_the_median_by_degrees_of_freedom(
+    kept: Sequence[tuple[float, int]], usual: float
+) -> None:
+    for sd, df in kept:
+        keep_noise(KEY, sd, df)
+    assert kept_noise(KEY) == usual
 
 
 @pytest.mark.parametrize(

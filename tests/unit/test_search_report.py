@@ -236,6 +236,38 @@ def test_gain_that_was_only_luck_does_not_survive_fresh_launches(tmp_path: Path)
     )
 
 
+def test_candidate_that_crashes_in_its_first_block_keeps_the_defaults(tmp_path: Path) -> None:
+    watch = Watch()
+
+    def crashing(settings: Settings) -> Outcome:
+        is_in_duel = bool(watch.seen) and watch.seen[-1].stage is Stage.DUEL
+        return Outcome.CRASHED if settings and is_in_duel else Outcome.OK
+
+    result = search(tmp_path, ModelBench(effect, ending=crashing), THREADS, observer=watch)
+
+    assert result.duel is not None
+    assert result.duel.block_count == 0
+    assert (result.verdict, result.settings) == (Verdict.KEEP_DEFAULT, {})
+    assert "did not hold (a fresh launch of the candidate ended crashed" in result.sentence
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_best_of_many_recorded_equals_is_no_gain(tmp_path: Path, seed: int) -> None:
+    equals = [
+        {"NCCL_MIN_CTAS": ctas, "NCCL_NTHREADS": threads}
+        for ctas in ("1", "2", "4", "8", "16", "32", "64")
+        for threads in ("64", "128", "256", "512")
+    ]
+    model = ModelBench(noise=0.02, seed=seed)
+    baselines = [model.launch({}, OBJECTIVE.requests) for _ in range(8)]
+    bench = RecordingOf(dataclasses.replace(model, recorded=baselines, candidates=equals))
+
+    result = search(tmp_path, bench, trial_count=40, seed=seed)
+
+    assert result.score_ratio < 0.985  # the luckiest of them
+    assert result.verdict is Verdict.INCONCLUSIVE
+
+
 def test_guard_that_breaks_on_fresh_launches_is_named(tmp_path: Path) -> None:
     calls: list[int] = []
 

@@ -108,6 +108,13 @@ def test_aa_noise_with_one_disturbed_launch_stays_small() -> None:
     assert (aa_noise(disturbed) or 1.0) < 2.0 * (aa_noise(calm) or 0.0)
 
 
+def test_aa_noise_of_groups_compares_nothing_between_them() -> None:
+    groups = ([1.0, 1.01, 0.99], [5.0, 5.05, 4.95])
+
+    assert aa_noise(*groups) == pytest.approx(aa_noise(groups[0]))
+    assert aa_noise([1.0, 1.1], [2.0, 2.1]) is None
+
+
 def test_aa_noise_of_equal_launches_is_zero() -> None:
     assert aa_noise([2.0, 2.0, 2.0]) == 0.0
 
@@ -124,6 +131,24 @@ def test_interval_from_baseline_spread_covers_one_more_launch_as_often_as_stated
         covered += interval.low <= 0.9 <= interval.high
 
     assert abs(covered - 1900) < 4.0 * math.sqrt(2000 * 0.95 * 0.05)
+
+
+def test_interval_from_baseline_spread_covers_the_best_of_many_too() -> None:
+    source = random.Random(12)
+    missed = 0
+    for _ in range(1000):
+        defaults = [math.exp(source.gauss(0.0, 0.02)) for _ in range(18)]
+        mean = geometric_mean(defaults)
+        best = min(math.exp(source.gauss(0.0, 0.02)) for _ in range(40)) / mean
+        interval = interval_from_baseline_spread(
+            best, defaults, reference_count=18, candidate_count=40
+        )
+        assert interval is not None
+        assert interval.method.endswith("wide enough for the best of 40 candidates")
+        missed += interval.high < 1.0
+
+    # One of both tails: the best of equals is never too slow.
+    assert missed < 1000 * 0.025 + 3.0 * math.sqrt(1000 * 0.025)
 
 
 def test_interval_from_baseline_spread_says_how_it_was_found() -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -92,22 +95,34 @@ def test_summarize_one_simulating_boot_marks_the_arm() -> None:
     assert not summarize("default", boots[:1]).is_simulated
 
 
-def test_boot_noise_is_pooled_within_arms() -> None:
-    boots = [
-        a_boot(DEFAULT, 0, 10.0),
-        a_boot(FOLK, 1, 40.0),
-        a_boot(FOLK, 2, 40.0),
-        a_boot(DEFAULT, 3, 11.0),
-    ]
-    found = boot_noise(boots)
-
-    assert found is not None
-    sd, df = found
-    assert df == 2
-    # (ln 1.1)^2 / 2 from one arm, 0 from the other, over 2 degrees of freedom.
-    assert sd == pytest.approx(math.log(1.1) / 2.0)
+def boots_of(default: Sequence[float], folk: Sequence[float]) -> list[Boot]:
+    times = [*((DEFAULT, ms) for ms in default), *((FOLK, ms) for ms in folk)]
+    return [a_boot(arm, position, ms) for position, (arm, ms) in enumerate(times)]
 
 
-def test_boot_noise_of_single_boots_is_not_known() -> None:
+def test_boot_noise_is_that_of_boots_of_one_arm() -> None:
+    source = random.Random(5)
+    found = []
+    for _ in range(300):
+        first, second = (
+            [ms * math.exp(source.gauss(0.0, 0.02)) for _ in range(4)] for ms in (10.0, 40.0)
+        )
+        sd, df = boot_noise(boots_of(first, second)) or (0.0, 0)
+        assert df == 6
+        found.append(sd)
+
+    assert statistics.fmean(found) == pytest.approx(0.02, rel=0.1)
+
+
+def test_boot_noise_with_one_disturbed_boot_stays_small() -> None:
+    calm, folk = (10.0, 10.01, 9.99, 10.02), (9.0, 9.01, 9.02, 8.99)
+    quiet, _ = boot_noise(boots_of(calm, folk)) or (0.0, 0)
+    disturbed, _ = boot_noise(boots_of((14.0, *calm[1:]), folk)) or (1.0, 0)
+
+    assert 0.0 < quiet < disturbed < 3.0 * quiet
+
+
+def test_boot_noise_of_few_boots_is_not_known() -> None:
+    assert boot_noise(boots_of((10.0, 11.0), (9.0, 9.1))) is None
     assert boot_noise([a_boot(DEFAULT, 0), a_boot(FOLK, 1)]) is None
     assert boot_noise([one_piece(), one_piece()]) is None

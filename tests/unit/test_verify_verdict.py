@@ -190,6 +190,9 @@ def test_judge_recorded_noise_keeps_a_lucky_agreement_from_a_claim() -> None:
     assert held.exit_code is ExitCode.UNKNOWN
     assert held.sentence.startswith("undecided after 2 blocks of 4 boots: folk saves 3.0 % (-")
     assert held.sentence.endswith("more boots tell more (--boots 8)")
+    assert causes(held) == [Cause.RECORDED_NOISE]
+    assert "usually lie 2.0 % apart here" in text_of(held, Cause.RECORDED_NOISE)
+    assert judged(PAIR, {"default": 20.0, "folk": 15.0}, noise=0.02).reasons == ()
 
 
 @pytest.mark.parametrize(("boots_an_arm", "words"), [(2, "one block"), (0, "no whole block")])
@@ -366,12 +369,14 @@ def test_judge_nothing_is_claimed_where_nccl_is_not_on_the_path() -> None:
     assert causes(equal) == [Cause.NOT_ON_PATH]
 
 
-def test_judge_lost_key_names_rank_and_key_and_claims_nothing() -> None:
+@pytest.mark.parametrize("ms", [18.0, 20.0, 22.0])
+def test_judge_lost_key_names_rank_and_key_and_claims_nothing(ms: float) -> None:
     lost = {"TP0": {"NCCL_PROTO": RankState.IN_EFFECT}, "TP1": {"NCCL_PROTO": RankState.LOST}}
-    judgement = judged(PAIR, {"default": 20.0, "folk": 18.0}, seen={"folk": seen(ranks=lost)})
+    judgement = judged(PAIR, {"default": 20.0, "folk": ms}, seen={"folk": seen(ranks=lost)})
 
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert judgement.exit_code is ExitCode.NO
+    assert judgement.sentence.startswith("nothing is claimed for folk: ")
     assert text_of(judgement, Cause.NOT_IN_EFFECT) == (
         "profile folk is not wholly in effect in rank TP1: NCCL_PROTO lost"
     )
@@ -405,7 +410,7 @@ UNREAD = {"NCCL_PROTO": RankState.UNREADABLE}
 
 
 @pytest.mark.parametrize("ranks", [{}, {"TP0": UNREAD, "TP1": UNREAD}, {"TP0": {}}], ids=str)
-@pytest.mark.parametrize("ms", [18.0, 22.0])
+@pytest.mark.parametrize("ms", [18.0, 20.0, 22.0])
 def test_judge_environment_of_which_nothing_was_read_claims_nothing(
     ranks: dict[str, dict[str, RankState]], ms: float
 ) -> None:

@@ -26,6 +26,7 @@ from nccltune.verify.judging.judgement import (
     Verdict,
 )
 from nccltune.verify.judging.numbers import is_time
+from nccltune.verify.judging.reasons import noise_text
 from nccltune.verify.judging.stored import find_baseline as find_baseline
 from nccltune.verify.judging.verdict import untimed, unusable
 from nccltune.verify.judging.wording import in_figures
@@ -61,24 +62,26 @@ def judge_running(
     if proof.is_lost:
         verdict = Verdict.DRIFT
         sentence = f"not what it should be: {proof.reasons[0].text}; {sentence}"
-    reasons = (*proof.reasons, *_reasons(boot, arm, baseline))
+    reasons = [*proof.reasons, *_reasons(boot, arm, baseline)]
+    if compared.noise_pct is not None:
+        reasons.append(Reason(Cause.RECORDED_NOISE, noise_text(compared.noise_pct)))
     exit_code = ExitCode.NO if proof.is_lost else EXIT_CODES[verdict]
     comparisons = (compared,) if baseline.boots else ()
-    return Judgement(verdict, exit_code, sentence, comparisons, reasons)
+    return Judgement(verdict, exit_code, sentence, comparisons, tuple(reasons))
 
 
 def _compare(boot: Boot, baseline: Baseline, noise: float | None) -> Comparison:
     """Hold one boot against the interval that stored boots give for one more."""
     logs = [math.log(ms) for b in baseline.boots if is_time(ms := b.ms_per_verify) and ms]
     effect_pct, interval = None, None
+    by_itself = Verdict.INCONCLUSIVE
     if logs and boot.ms_per_verify:
         change = math.log(boot.ms_per_verify) - statistics.fmean(logs)
         effect_pct = 100.0 * -math.expm1(change)
         if len(logs) >= MIN_NOISE_LAUNCH_COUNT:
-            scale = max(statistics.stdev(logs), noise or 0.0)
-            half = student_t_quantile(1.0 - 0.5 * _LEVEL, len(logs) - 1) * scale
-            half *= math.sqrt(1.0 + 1.0 / len(logs))
-            interval = (100.0 * -math.expm1(change + half), 100.0 * -math.expm1(change - half))
+            spread = statistics.stdev(logs)
+            interval = _interval(change, max(spread, noise or 0.0), len(logs))
+            by_itself = _answer(effect_pct, _interval(change, spread, len(logs)))
     answer = _answer(effect_pct, interval)
     return Comparison(
         arm=boot.arm,
@@ -90,7 +93,15 @@ def _compare(boot: Boot, baseline: Baseline, noise: float | None) -> Comparison:
         level=_LEVEL,
         block_count=0,
         sentence=_sentence(answer, effect_pct, interval, len(logs), baseline),
+        noise_pct=100.0 * math.expm1(noise) if noise and by_itself is not answer else None,
     )
+
+
+def _interval(change: float, spread: float, count: int) -> tuple[float, float]:
+    """Return the interval of the effect in percent of one more boot, ``change`` in log."""
+    half = student_t_quantile(1.0 - 0.5 * _LEVEL, count - 1) * spread
+    half *= math.sqrt(1.0 + 1.0 / count)
+    return 100.0 * -math.expm1(change + half), 100.0 * -math.expm1(change - half)
 
 
 def _answer(effect_pct: float | None, interval: tuple[float, float] | None) -> Verdict:

@@ -95,6 +95,7 @@ class Look:
         is_shown: what a step took more or less, tokens took more or less too. True where arms are
             compared by tokens, or draft different numbers of steps.
         is_last: all boots that were planned are made.
+        noise: the recorded spread, in log, where the answer rests on it and not on these boots.
     """
 
     baseline: Arm
@@ -106,6 +107,7 @@ class Look:
     is_about_settings: bool
     is_shown: bool = True
     is_last: bool = False
+    noise: float | None = None
 
     def guards_that(self, answer: GuardAnswer) -> tuple[GuardReport, ...]:
         """Return the guards that decide, and gave this answer."""
@@ -140,15 +142,16 @@ class Look:
         """Whether steps say what tokens do not show."""
         return self.answer in (Answer.GAIN, Answer.LOSS) and not self.is_shown
 
-    def verdict(self, *, is_claimable: bool) -> Verdict:
+    def verdict(self, *, is_claimable: bool, is_tried: bool = True) -> Verdict:
         """Return the answer.
 
         Args:
             is_claimable: the settings can have made the difference; else none is claimed.
+            is_tried: the settings were in effect; else that nothing changed is no answer.
         """
         is_rejected = bool(self.guards_that(GuardAnswer.REJECTED))
         if self.answer is Answer.NO_GAIN_WORTH_HAVING and not is_rejected:
-            return Verdict.NO_DIFFERENCE
+            return Verdict.NO_DIFFERENCE if is_tried else Verdict.INCONCLUSIVE
         if not is_claimable or (self.is_contradicted and not is_rejected):
             return Verdict.INCONCLUSIVE
         if is_rejected or self.answer is Answer.LOSS:
@@ -169,7 +172,9 @@ def look_at(
     is_about_settings = is_alike and settings_of(baseline) != settings_of(candidate)
     found = blocks_of(boots, baseline.name, candidate.name)
     readings = {Metric.MS_PER_VERIFY: _ms_per_verify, Metric.MS_PER_TOKEN: _ms_per_token}
-    answer, estimate = rule.decide(list(_logs(found, readings[metric], baseline)), floor=noise)
+    blocks = list(_logs(found, readings[metric], baseline))
+    answer, estimate = rule.decide(blocks, floor=noise)
+    by_itself, _ = rule.decide(blocks)
     guards = tuple(
         _guard(name, prompt, found, rule, baseline, is_deciding=is_about_settings)
         for name, prompt in GUARD_PROMPTS.items()
@@ -177,7 +182,16 @@ def look_at(
     is_shown = not is_alike or _is_shown(found, rule, baseline, estimate)
     is_last = len(found) >= rule.max_block_count
     return Look(
-        baseline, candidate, metric, answer, estimate, guards, is_about_settings, is_shown, is_last
+        baseline,
+        candidate,
+        metric,
+        answer,
+        estimate,
+        guards,
+        is_about_settings,
+        is_shown,
+        is_last,
+        None if by_itself is answer else noise,
     )
 
 

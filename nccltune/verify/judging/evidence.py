@@ -25,6 +25,8 @@ class Evidence:
         reasons: what was found, worst first.
         is_claimable: a difference may be put down to the settings.
         is_lost: a key of a profile was not in effect in a rank, and nobody meant that.
+        is_tried: every profile was in effect as far as was seen; else what it would do is not
+            known, and that nothing changed says nothing of it.
         is_whole: every key of every profile was seen in effect, in every rank of every boot.
     """
 
@@ -32,6 +34,7 @@ class Evidence:
     is_claimable: bool = True
     is_lost: bool = False
     is_whole: bool = True
+    is_tried: bool = True
 
 
 @dataclass(slots=True)
@@ -58,7 +61,7 @@ def gather_evidence(
         operator: variables that every arm was started with, whatever its profile.
     """
     reasons: list[Reason] = []
-    is_claimable, is_lost, is_whole = True, False, True
+    is_claimable, is_lost, is_whole, is_tried = True, False, True, True
     off_path = [b for b in boots if _is_of(b, arms) and b.seen.is_nccl_on_path is False]
     if off_path:
         is_claimable = False
@@ -75,16 +78,16 @@ def gather_evidence(
             reasons.append(Reason(Cause.SHARED_SETTINGS, _shared(arm, shared, operator or {})))
             is_claimable = is_claimable and len(shared) < len(settings_of(arm))
         if keys.lost:
-            is_claimable, is_lost = False, True
+            is_claimable, is_lost, is_tried = False, True, False
             reasons.append(Reason(Cause.NOT_IN_EFFECT, _not_in_effect(arm, keys.lost)))
         if keys.withheld:
             reasons.append(Reason(Cause.NOT_IN_EFFECT, _not_in_effect(arm, keys.withheld)))
         if keys.is_unread:
             reasons.append(Reason(Cause.ENVIRONMENT_UNSEEN, _unseen(arm, keys)))
-        if any(boot.arm == arm.name for boot in boots):
-            is_claimable = is_claimable and bool(keys.effective)
+        if any(boot.arm == arm.name for boot in boots) and not keys.effective:
+            is_claimable, is_tried = False, False
     doubts = _path_doubts(arms, boots)
-    return Evidence((*reasons, *doubts), is_claimable, is_lost, is_whole)
+    return Evidence((*reasons, *doubts), is_claimable, is_lost, is_whole, is_tried)
 
 
 def _is_of(boot: Boot, arms: Sequence[Arm]) -> bool:

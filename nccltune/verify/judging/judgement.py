@@ -59,6 +59,7 @@ class Cause(StrEnum):
     GUARD_REJECTED = "guard_rejected"
     GUARD_UNDECIDED = "guard_undecided"
     FEW_BOOTS = "few_boots"
+    RECORDED_NOISE = "recorded_noise"
     HOST_CHANGED = "host_changed"
     NO_BASELINE = "no_baseline"
     PROBLEM = "problem"
@@ -108,6 +109,7 @@ class Comparison:
         level: error probability of that interval.
         check: prediction beside measurement, where there is one.
         is_wholly_in_effect: every key of every profile was seen in every rank of every boot.
+        noise_pct: how far boots lay apart in earlier verifies, where the answer rests on that.
     """
 
     arm: str
@@ -122,6 +124,7 @@ class Comparison:
     check: PredictionCheck | None = None
     sentence: str = ""
     is_wholly_in_effect: bool = False
+    noise_pct: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

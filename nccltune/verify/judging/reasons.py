@@ -54,6 +54,8 @@ def explain(found: Findings, verdict: Verdict) -> Iterator[Reason]:
         yield from _small_share(found.comparisons)
     for each in found.comparisons:
         yield from _guards(each)
+        if each.noise_pct is not None:
+            yield Reason(Cause.RECORDED_NOISE, noise_text(each.noise_pct))
     if any(each.block_count < MIN_BLOCK_COUNT for each in found.comparisons):
         yield _few_boots(found.planned)
     if is_simulated(found.boots, *found.arms):
@@ -62,6 +64,14 @@ def explain(found: Findings, verdict: Verdict) -> Iterator[Reason]:
             "step are real, tokens per second are not those of real prompts"
         )
         yield Reason(Cause.SIMULATED, text)
+
+
+def noise_text(noise_pct: float) -> str:
+    """Say that the interval is as wide as earlier verifies make it."""
+    return (
+        f"boots of this launch usually lie {noise_pct:.1f} % apart here, by earlier verifies, and "
+        "the interval allows for that; these boots by themselves would have given another answer"
+    )
 
 
 def _few_boots(planned: int) -> Reason:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nccltune.verify.record import VerifyRecord
     from nccltune.verify.sameness import Flags
 
-_SAME_LOAD = ("concurrency", "tokens")
+SAME_LOAD = ("concurrency", "tokens")
 FREE_FLAGS = frozenset(
     {
         "admin_api_key",
@@ -111,7 +111,7 @@ def _matching(
     load: Mapping[str, object],
 ) -> Iterator[Boot]:
     """Yield boots of the arms that are the same launch under the same settings and load."""
-    if any(record.load.get(key) != load.get(key) for key in _SAME_LOAD):
+    if any(record.load.get(key) != load.get(key) for key in SAME_LOAD):
         return
     for arm in record.arms:
         if settings_of(arm) != dict(settings) or _differing_flags(record, arm, argv):
@@ -159,7 +159,7 @@ def _arm_miss(
     load: Mapping[str, object],
 ) -> str:
     """Say what keeps a record of this host from serving."""
-    for key in _SAME_LOAD:
+    for key in SAME_LOAD:
         if record.load.get(key) != load.get(key):
             return f"measured with {key} {record.load.get(key)}, and this is {load.get(key)}"
     flags = [_differing_flags(record, arm, argv) for arm in record.arms]

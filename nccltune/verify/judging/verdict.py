@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -207,7 +208,7 @@ def _check(
 def _comparison(
     look: Look, proof: Evidence, check: PredictionCheck | None, planned: int
 ) -> Comparison:
-    answer = look.verdict(is_claimable=proof.is_claimable)
+    answer = look.verdict(is_claimable=proof.is_claimable, is_tried=proof.is_tried)
     effect_pct, interval = effect_of(look.estimate)
     return Comparison(
         arm=look.candidate.name,
@@ -222,6 +223,7 @@ def _comparison(
         check=check,
         sentence=comparison_sentence(look, answer, proof, planned),
         is_wholly_in_effect=proof.is_whole,
+        noise_pct=None if look.noise is None else 100.0 * math.expm1(look.noise),
     )
 
 
