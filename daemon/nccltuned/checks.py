@@ -16,7 +16,7 @@ from nccltune.paths import reading_dir
 from nccltuned.journal import tell_changes
 
 if TYPE_CHECKING:
-    from nccltune.live.procfs import Server
+    from nccltune.live.scanner import Server
     from nccltuned.child import Calls
 
 logger = logging.getLogger("nccltuned")

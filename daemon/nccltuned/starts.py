@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING
 from nccltune.inject.decision import command_digest
 from nccltune.inject.marker import MARKER, parse_marker
 from nccltune.live.failed_starts import Ending, LogReading, Start, before_next_start, read_log
-from nccltune.live.procfs import (
-    PROC_ROOT,
-    Process,
-    find_servers,
-    is_running,
-    read_environ,
-    read_process,
-    user_of,
-)
+from nccltune.live.procfs import PROC_ROOT, Process, is_running, read_environ, read_process, user_of
+from nccltune.live.scanner import find_servers
 from nccltune.live.server_facts import find_record, read_boot_id, read_started_at
 from nccltuned.listening import PortWatch
 from nccltuned.logs import LogFiles, is_invocation, is_journal, open_logs, read_journal
@@ -37,7 +30,7 @@ from nccltuned.pending import (
 from nccltuned.units import is_of_unit
 
 if TYPE_CHECKING:
-    from nccltune.live.procfs import Server
+    from nccltune.live.scanner import Server
     from nccltune.store import LaunchRecord
 
 logger = logging.getLogger("nccltuned")

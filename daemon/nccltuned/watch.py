@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccltune.live.procfs import Server, ServerScanner
+from nccltune.live.scanner import Server, ServerScanner
 from nccltune.paths import STATE_NAME
 from nccltune.store.launches import HANDED_OVER_NAME, LAUNCHES_NAME
 from nccltune.store.policy import POLICY_NAME

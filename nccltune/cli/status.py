@@ -16,8 +16,8 @@ from nccltune.cli.options import json_option
 from nccltune.errors import ExitCode, NccltuneError, UsageProblem
 from nccltune.host.fingerprint import MatchKind
 from nccltune.live.drift import KeyState, Verdict
-from nccltune.live.procfs import find_servers
 from nccltune.live.published import Published, read_published
+from nccltune.live.scanner import find_servers
 from nccltune.live.stock import Stock, take_stock
 from nccltune.paths import reading_dir
 

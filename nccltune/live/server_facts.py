@@ -26,7 +26,6 @@ from nccltune.live.procfs import (
     PROC_ROOT,
     EnvironReading,
     Process,
-    Server,
     read_environ,
     read_status,
     started_at_s,
@@ -35,6 +34,7 @@ from nccltune.sglang.argv import split_launch
 from nccltune.sglang.command import LaunchCommand, parse_launch
 
 if TYPE_CHECKING:
+    from nccltune.live.scanner import Server
     from nccltune.store import LaunchRecord
 
 HIDDEN = "***"

@@ -39,7 +39,7 @@ from nccltune.store import Launches, Policy
 
 if TYPE_CHECKING:
     from nccltune.host.facts import HostFacts
-    from nccltune.live.procfs import Rank, Server
+    from nccltune.live.scanner import Rank, Server
     from nccltune.payloads.shapes import ModelShape
     from nccltune.seen_files import SeenFiles
     from nccltune.sglang.allreduce_path import PathVerdict

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nccltune.errors import NccltuneError
-from nccltune.live.procfs import Server, find_servers
 from nccltune.live.profile_standing import LiveProfile, judge_profile
+from nccltune.live.scanner import Server, find_servers
 from nccltune.live.servers import Context, ServerReport, report_servers
 from nccltune.paths import reading_dir
 from nccltune.seen_files import OWN, SeenFiles

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from nccltune.errors import NccltuneError
 from nccltune.live.listeners import listens
-from nccltune.live.procfs import is_launch, read_process
+from nccltune.live.procfs import read_process
+from nccltune.live.scanner import is_launch
 from nccltune.sglang.command import parse_launch
 from nccltune.sglang.endpoints import Endpoint, Health, endpoint_of, read_health
 

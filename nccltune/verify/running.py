@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from nccltune.bench.host_lock import VERIFY, host_lock, host_lock_path
 from nccltune.errors import ServerError
 from nccltune.live.listeners import sockets_at, sockets_of
-from nccltune.live.procfs import PROC_ROOT, find_servers
+from nccltune.live.procfs import PROC_ROOT
+from nccltune.live.scanner import find_servers
 from nccltune.live.server_facts import ServerFacts, read_facts
 from nccltune.live.stock import host_of
 from nccltune.sglang.endpoints import Endpoint, endpoint_at
@@ -28,7 +29,7 @@ from nccltune.verify.serving.vigil import Vigil, parts_of
 
 if TYPE_CHECKING:
     from nccltune.host.fingerprint import Fingerprint
-    from nccltune.live.procfs import Server
+    from nccltune.live.scanner import Server
     from nccltune.profile import Profile
     from nccltune.verify.load.rounds import LoadPlan
 

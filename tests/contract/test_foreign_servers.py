@@ -24,7 +24,7 @@ from nccltune.inject.decision import make_record
 from nccltune.inject.marker import MARKER, format_marker, settings_digest
 from nccltune.inject.resolver import Decision
 from nccltune.live.launch_inbox import INBOX_NAME, format_message
-from nccltune.live.procfs import Server, find_servers
+from nccltune.live.scanner import Server, find_servers
 from nccltune.live.server_facts import read_facts
 from nccltune.profile import Profile
 from nccltune.store import (

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from nccltune.inject.marker import MARKER
-from nccltune.live.procfs import find_servers, read_environ
+from nccltune.live.procfs import read_environ
+from nccltune.live.scanner import find_servers
 from nccltune.profile import Profile
 from nccltune.store import activate, deactivate, profiles_dir, read_active, save_candidate
 from tests.support.service import (

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from nccltune.live.procfs import find_servers, read_environ
+from nccltune.live.procfs import read_environ
+from nccltune.live.scanner import find_servers
 from nccltune.sglang.command import parse_launch
 from nccltune.sglang.defaults import base_environment, writes_for
 from nccltune.sglang.log_stages import LogReader, Mark, Stage

@@ -18,7 +18,7 @@ import pytest
 from nccltune.cli.envelope import Answer, plain
 from nccltune.cli.status import command
 from nccltune.errors import ExitCode
-from nccltune.live.procfs import find_servers
+from nccltune.live.scanner import find_servers
 from nccltune.profile import Profile
 from nccltune.store import activate, deactivate, profiles_dir, save_candidate
 from nccltuned.child import call_in_child

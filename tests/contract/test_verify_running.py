@@ -15,7 +15,7 @@ import pytest
 
 from nccltune.bench.host_lock import SEARCH, host_lock, host_lock_path
 from nccltune.errors import BusyError, ServerError, UsageProblem
-from nccltune.live.procfs import find_servers
+from nccltune.live.scanner import find_servers
 from nccltune.sglang.endpoints import Endpoint
 from nccltune.store import activate, save_candidate
 from nccltune.verify import running

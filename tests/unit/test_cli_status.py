@@ -14,9 +14,10 @@ from nccltune.cli.envelope import Answer, plain
 from nccltune.errors import ExitCode, UsageProblem
 from nccltune.host.fingerprint import MatchKind
 from nccltune.live.drift import KeyReport, KeyState, Verdict
-from nccltune.live.procfs import Process, Server
+from nccltune.live.procfs import Process
 from nccltune.live.profile_standing import LiveProfile
 from nccltune.live.published import Published
+from nccltune.live.scanner import Server
 from nccltune.live.servers import RankReport, ServerReport
 from nccltune.live.stock import Stock
 from nccltune.sglang.allreduce_path import AllReducePath, PathVerdict

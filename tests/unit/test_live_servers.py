@@ -11,7 +11,7 @@ import pytest
 from nccltune.host.facts import HostFacts
 from nccltune.inject.marker import MARKER, format_marker, settings_digest
 from nccltune.live.drift import KeyState, Verdict
-from nccltune.live.procfs import Server, find_servers
+from nccltune.live.scanner import Server, find_servers
 from nccltune.live.servers import (
     MAX_USER_S,
     Context,

@@ -13,7 +13,7 @@ import pytest
 from nccltune.inject.decision import command_digest
 from nccltune.inject.marker import MARKER, format_marker
 from nccltune.live.failed_starts import Ending, Start
-from nccltune.live.procfs import find_servers
+from nccltune.live.scanner import find_servers
 from nccltune.store import LaunchRecord
 from nccltuned.starts import BLIND_S, WARM_S, WARM_WITH_LOG_S, StartTracker
 from tests.support.fake_proc import BOOT_ID, FakeProc

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.live.procfs import ServerScanner
+from nccltune.live.scanner import ServerScanner
 from nccltune.profile import Profile
 from nccltune.store import activate, profiles_dir, read_active, save_candidate
 from nccltuned.wakeups import Wakeups

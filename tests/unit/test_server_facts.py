@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from nccltune.inject.marker import format_marker
-from nccltune.live.procfs import Server, find_servers, read_uid
+from nccltune.live.procfs import read_uid
+from nccltune.live.scanner import Server, find_servers
 from nccltune.live.server_facts import (
     conf_entries,
     find_record,

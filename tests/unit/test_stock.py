@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nccltune.host.facts import HostFacts
-from nccltune.live.procfs import MAX_RANKS_OF_SERVER, find_servers
+from nccltune.live.scanner import MAX_RANKS_OF_SERVER, find_servers
 from nccltune.live.stock import shape_of, take_stock
 from nccltune.profile import Profile
 from nccltune.seen_files import OWN

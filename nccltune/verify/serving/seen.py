@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nccltune.errors import ServerError
 from nccltune.inject.resolver import has_full_nvlink
-from nccltune.live.procfs import find_servers
+from nccltune.live.scanner import find_servers
 from nccltune.live.server_facts import ServerFacts, read_facts
 from nccltune.live.servers import Context, report_server
 from nccltune.live.stock import host_of, shape_of
@@ -21,7 +21,7 @@ from nccltune.verify.model import RankState, Seen
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from nccltune.live.procfs import Server
+    from nccltune.live.scanner import Server
     from nccltune.profile import Profile
     from nccltune.sglang.command import LaunchCommand
 

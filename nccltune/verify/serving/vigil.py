@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nccltune.live.procfs import read_stat
 
 if TYPE_CHECKING:
-    from nccltune.live.procfs import Server
+    from nccltune.live.scanner import Server
 
 _FLAGS_FIELD = 6
 _PF_EXITING = 0x4
