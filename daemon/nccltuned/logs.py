@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from nccltune.live.failed_starts import SERVER_ARGS
 from nccltune.live.procfs import PROC_ROOT
 
 TAIL_BYTES = 512 * 1024
@@ -22,6 +23,7 @@ TAIL_BYTES = 512 * 1024
 
 JOURNAL_LINES = 2000
 JOURNAL_TIMEOUT_S = 20.0
+MAX_ENDS = 100
 _OUTPUTS = (1, 2)
 _HEAD_BYTES = 512
 _INVOCATION = re.compile(r"[0-9a-f]{32}")
@@ -37,12 +39,15 @@ class LogFile:
         head: the first bytes from there. When they are others, the file was cut and written anew,
             which scripts that start a server again and again do: it tells nothing of this start
             any more.
+        is_shared: an earlier server may have written on after ``begin_bytes``, so that only what
+            follows this one's arguments counts.
     """
 
     descriptor: int
     begin_bytes: int
     inode: tuple[int, int]
     head: bytes = b""
+    is_shared: bool = False
     is_lost: bool = False
     _looked_at: int = 0
 
@@ -59,7 +64,11 @@ class LogFile:
     def read(self) -> str:
         """Return what was written since it was first seen; empty where that is lost."""
         content = self._content(self.begin_bytes)
-        return "" if content is None else content[1].decode("utf-8", "replace")
+        text = "" if content is None else content[1].decode("utf-8", "replace")
+        if not self.is_shared:
+            return text
+        _earlier, mark, own = text.partition(SERVER_ARGS)
+        return mark + own
 
     def _content(self, begin_bytes: int) -> tuple[int, bytes] | None:
         """Return the end of the file and where that begins; None where it is another file now."""
@@ -94,6 +103,11 @@ class LogFiles:
         inodes = {file.inode for file in self.files}
         return any(inode in inodes for inode in _outputs_of(pid, root))
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of all of them now."""
+        return sum(os.fstat(file.descriptor).st_size for file in self.files)
+
     def has_new(self, words: bytes) -> bool:
         """Tell whether words were written since this was asked last; looks at every file."""
         found = [file.look(words) for file in self.files]
@@ -110,26 +124,67 @@ class LogFiles:
         self.files.clear()
 
 
-def open_logs(pid: int, *, is_new: bool, root: Path = PROC_ROOT) -> LogFiles:
+@dataclass(slots=True)
+class LogEnds:
+    """Where earlier starts had got to in files that later ones may write on into.
+
+    So it is in a loop with one ``> server.log`` around it: no start cuts the file, and none has it
+    to itself.
+    """
+
+    _ends: dict[tuple[int, int], tuple[int, bytes]] = field(default_factory=dict)
+
+    def note(self, logs: LogFiles) -> None:
+        """Remember where files end, now that a start is ready or dead."""
+        for file in logs.files:
+            size = os.fstat(file.descriptor).st_size
+            self._ends.pop(file.inode, None)
+            if not file.is_lost:
+                self._ends[file.inode] = (size, _before(file.descriptor, size))
+        for inode in list(self._ends)[:-MAX_ENDS]:
+            del self._ends[inode]
+
+    def find(self, inode: tuple[int, int], descriptor: int) -> int | None:
+        """Return where an earlier start had got to; None if there was none, or it was cut since."""
+        size, last = self._ends.get(inode, (0, b""))
+        return size if last and _before(descriptor, size) == last else None
+
+
+def _before(descriptor: int, size: int) -> bytes:
+    """Return the bytes before some place in a file."""
+    begin = max(0, size - _HEAD_BYTES)
+    try:
+        return os.pread(descriptor, size - begin, begin)
+    except OSError:
+        return b""
+
+
+def open_logs(
+    pid: int, *, is_new: bool, root: Path = PROC_ROOT, ends: LogEnds | None = None
+) -> LogFiles:
     """Open the files behind a process's standard output and error; none where there are none.
 
     Args:
         pid: the process.
         is_new: it was started just now, so that a file that was truncated for it is read whole.
         root: where procfs is mounted.
+        ends: of earlier starts.
     """
     logs = LogFiles()
     for inode, number in _outputs_of(pid, root).items():
         with suppress(OSError):
+            is_appending = bool(_flags_of(pid, number, root) & os.O_APPEND)
             path = f"{root}/{pid}/fd/{number}"
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != inode:
                 os.close(descriptor)
                 continue
-            is_appending = bool(_flags_of(pid, number, root) & os.O_APPEND)
-            begin_bytes = status.st_size if is_appending or not is_new else 0
-            logs.files.append(LogFile(descriptor, begin_bytes, inode))
+            if is_appending or not is_new:
+                logs.files.append(LogFile(descriptor, status.st_size, inode))
+                continue
+            end = None if ends is None else ends.find(inode, descriptor)
+            logs.files.append(LogFile(descriptor, end or 0, inode, is_shared=end is not None))
     return logs
 
 

@@ -31,12 +31,19 @@ class Pending:
     """One start that is neither ready nor dead, as far as is known.
 
     Attributes:
-        descriptor: becomes readable when the process ends; -1 where the kernel gives none.
+        process: as it was first seen. A title takes the place of its words, and one that is ending
+            shows none.
+        front: the program in front of it that passes its output on; None for none.
+        descriptor: becomes readable when the process ends, or the one in front that has outlived
+            it; -1 where the kernel gives none.
         port: None where it is not known yet.
         uid: of its user; None where that is not sure.
         generation: of the store's state when it was first seen.
         is_of_unit: systemd confirms that it is the server of a unit of the host.
+        is_missed: it ended before anybody looked, and is known by its record alone.
         listening_since_s: on the monotonic clock; None where it does not listen yet.
+        log_moved_at_s: when its log was seen to have grown last.
+        died_at_s: None while it lives.
     """
 
     process: Process
@@ -44,6 +51,7 @@ class Pending:
     age_s: float
     logs: LogFiles
     port_watch: PortWatch
+    front: Process | None = None
     descriptor: int = -1
     marker: Marker | None = None
     invocation_id: str = ""
@@ -52,16 +60,37 @@ class Pending:
     uid: int | None = None
     generation: int = 0
     is_of_unit: bool = False
+    is_missed: bool = False
     listening_since_s: float | None = None
+    log_moved_at_s: float = 0.0
+    died_at_s: float | None = None
+    _log_bytes: int = -1
 
     @property
     def has_log(self) -> bool:
         """Whether its end will be explained."""
         return bool(self.logs.files or self.invocation_id)
 
+    def look_at_log(self, now_s: float) -> None:
+        """Note whether the log has grown."""
+        size = self.logs.size_bytes
+        if size != self._log_bytes:
+            self._log_bytes, self.log_moved_at_s = size, now_s
+
+    def has_died(self, now_s: float) -> None:
+        """Note its end, and wait for that of the program in front, whose last words count too."""
+        self.died_at_s = now_s
+        self.look_at_log(now_s)
+        self._stop_waiting()
+        if self.front is not None:
+            self.descriptor = open_end(self.front.pid)
+
     def let_go(self) -> None:
         """Close what was opened to follow it."""
         self.logs.close()
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -156,9 +156,9 @@ class Service:
         self._notifier.watchdog()
         folder = self._config.state_folder
         self._wakeups.watch([folder, profiles_dir(folder)])
-        if self._store.has_decision_changed(self._active):
+        # Until nothing was written while it was read.
+        while self._store.has_decision_changed(self._active):
             self._active = read_active(folder)
-            self._store.has_decision_changed(self._active)
             self._checks.want()
         self._tracker.generation = self._active.generation
         self._tracker.trusted_uids = _trusted_uids(folder)

@@ -12,11 +12,19 @@ from typing import TYPE_CHECKING
 from nccltune.inject.decision import command_digest
 from nccltune.inject.marker import MARKER, parse_marker
 from nccltune.live.failed_starts import Ending, LogReading, Start, before_next_start, read_log
-from nccltune.live.procfs import PROC_ROOT, Process, is_running, read_environ, read_process, user_of
-from nccltune.live.scanner import find_servers
+from nccltune.live.procfs import (
+    PROC_ROOT,
+    Process,
+    Unreadable,
+    is_running,
+    read_environ,
+    read_process,
+    user_of,
+)
+from nccltune.live.scanner import find_servers, is_launch
 from nccltune.live.server_facts import find_record, read_boot_id, read_started_at
 from nccltuned.listening import PortWatch
-from nccltuned.logs import LogFiles, is_invocation, is_journal, open_logs, read_journal
+from nccltuned.logs import LogEnds, LogFiles, is_invocation, is_journal, open_logs, read_journal
 from nccltuned.pending import (
     DEFAULT_PORT,
     Pending,
@@ -48,6 +56,14 @@ BLIND_S = 3600.0
 
 NEW_S = 60.0
 """Up to this age a log that was cut for a start is read from its beginning."""
+
+HUNG_S = 60.0
+"""A log that has stood while ranks connect for so long before the end is that of a hang; sooner,
+somebody may have stopped a healthy start."""
+
+FRONT_WAIT_S = 40.0
+"""A program in front that outlives its server has so long for its last words: ``launch`` takes 30 s
+to end what is left of a server."""
 
 READY_WORDS = b"The server is fired up and ready to roll"
 """Printed after the warm-up; whole logs are read only when a start has failed."""
@@ -82,6 +98,7 @@ class StartTracker:
     _pending: dict[tuple[int, int], Pending] = field(default_factory=dict)
     _settled: dict[tuple[int, int], Process] = field(default_factory=dict)
     _records: Sequence[LaunchRecord] = ()
+    _log_ends: LogEnds = field(default_factory=LogEnds)
     _boot_id: str = ""
 
     @property
@@ -100,6 +117,7 @@ class StartTracker:
             records: all that are kept, the newest last.
             is_first: nothing was followed before, so that starts may have been missed.
         """
+        self.step()  # where one has ended is known before the next one's log is opened
         self._boot_id = self._boot_id or read_boot_id(self.root)
         known = {self._record_key(record) for record in self._records}
         self._records = [record for record in records if record.boot_id == self._boot_id]
@@ -111,11 +129,12 @@ class StartTracker:
             elif is_first or self._record_key(record) not in known:
                 missed.append(record)
         for record in missed[-MAX_MISSED:]:
-            logger.debug("a start ended before it was looked at: pid=%s", record.pid)
+            _tell_missed(record.pid)
             self._look_up(record)
 
     def take_servers(self, servers: Iterable[Server]) -> None:
         """Begin to follow servers that were not seen before, whoever started them."""
+        self.step()  # as above
         for server in servers:
             if server.root is not None and server.is_launch:
                 self._follow(server.root)
@@ -125,19 +144,39 @@ class StartTracker:
         for key, pending in list(self._pending.items()):
             process = read_process(pending.process.pid, self.root)
             if process is None or process.started_ticks != pending.process.started_ticks:
+                if pending.died_at_s is None:
+                    pending.has_died(self.clock())
+                if not self._has_more_to_say(pending):
+                    del self._pending[key]
+                    self._died(pending)
+            elif is_launch(process.argv) and not is_launch(pending.process.argv):
+                # It has become SGLang by exec: port, mark and log may be others.
                 del self._pending[key]
-                self._died(pending)
-                continue
-            # Its words are kept as they were first seen: a title takes their place, and a process
-            # that is ending shows none before it is gone.
-            has_said_ready = pending.logs.has_new(READY_WORDS)
-            if self._is_ready(pending, has_said_ready=has_said_ready):
-                del self._pending[key]
-                self._settled[key] = process
-                self._end(pending, LogReading(Ending.READY))
+                pending.let_go()
+                self._follow(process)
+            else:
+                self._look_at(key, pending)
         for key, process in list(self._settled.items()):
             if not is_running(process, self.root):
                 del self._settled[key]
+
+    def _look_at(self, key: tuple[int, int], pending: Pending) -> None:
+        """See whether a server that lives is ready."""
+        pending.look_at_log(self.clock())
+        # Of a process that is gone, procfs no longer tells which record is its own.
+        pending.record = pending.record or find_record(pending.process, self._records, self.root)
+        has_said_ready = pending.logs.has_new(READY_WORDS)
+        if self._is_ready(pending, has_said_ready=has_said_ready):
+            del self._pending[key]
+            self._settled[key] = pending.process
+            self._end(pending, LogReading(Ending.READY))
+
+    def _has_more_to_say(self, pending: Pending) -> bool:
+        """Whether the program in front of a dead server still has to tell how that ended."""
+        if pending.front is None or pending.died_at_s is None:
+            return False
+        is_late = self.clock() - pending.died_at_s >= FRONT_WAIT_S
+        return not is_late and is_running(pending.front, self.root)
 
     def close(self) -> None:
         """Let go of every log."""
@@ -156,14 +195,19 @@ class StartTracker:
         if self.is_known((self._boot_id, *key)):
             self._settled[key] = process
             return
-        environ = read_environ(process, self.root).values or {}
+        reading = read_environ(process, self.root)
+        if reading.problem == Unreadable.GONE:
+            return  # without its mark it would be taken for a start without a profile
+        environ = reading.values or {}
         age_s = age_of_s(process)
+        front = self._front_of(process)
         pending = Pending(
             process=process,
             seen_at_s=self.clock(),
             age_s=age_s,
-            logs=self._open_logs(process, is_new=age_s < NEW_S),
+            logs=self._open_logs(process, front, is_new=age_s < NEW_S),
             port_watch=PortWatch(self.root, self.clock),
+            front=front,
             marker=parse_marker(environ.get(MARKER)),
             descriptor=open_end(process.pid) if self.root == PROC_ROOT else -1,
             port=port_given(process),
@@ -171,9 +215,8 @@ class StartTracker:
             generation=self.generation,
         )
         invocation_id = environ.get("INVOCATION_ID", "")
-        writers = (process.pid, *self._front_of(process))
         if is_invocation(invocation_id) and any(
-            is_journal(pid, environ, self.root) for pid in writers
+            is_journal(pid, environ, self.root) for pid in _writers(process, front)
         ):
             pending.invocation_id = invocation_id
         self._pending[key] = pending
@@ -194,16 +237,16 @@ class StartTracker:
         if pending.uid != _ROOT_UID and is_invocation(invocation_id):
             self.defer(lambda: is_of_unit(process.pid, invocation_id, self.root), take_word)
 
-    def _front_of(self, process: Process) -> tuple[int, ...]:
+    def _front_of(self, process: Process) -> Process | None:
         """Return the program in front of a server that passes its output on, where there is one."""
         front = read_process(process.parent_pid, self.root)
         is_front = front is not None and tokens_of(front.argv) == tokens_of(process.argv) != []
-        return (front.pid,) if front is not None and is_front else ()
+        return front if is_front else None
 
-    def _open_logs(self, process: Process, *, is_new: bool) -> LogFiles:
+    def _open_logs(self, process: Process, front: Process | None, *, is_new: bool) -> LogFiles:
         """Open a server's log, or that of the program in front of it."""
-        for pid in (process.pid, *self._front_of(process)):
-            logs = open_logs(pid, is_new=is_new, root=self.root)
+        for pid in _writers(process, front):
+            logs = open_logs(pid, is_new=is_new, root=self.root, ends=self._log_ends)
             if logs.files:
                 return logs
         return LogFiles()
@@ -228,7 +271,12 @@ class StartTracker:
         return listened_s >= (WARM_WITH_LOG_S if pending.has_log else WARM_S)
 
     def _died(self, pending: Pending) -> None:
-        is_sure = pending.logs.is_seen
+        if not tokens_of(pending.process.argv):
+            _tell_missed(pending.process.pid)  # as SGLang, if it ever became that
+            pending.let_go()
+            return
+        now_s = pending.died_at_s or self.clock()
+        is_sure = pending.logs.is_seen and now_s - pending.log_moved_at_s >= HUNG_S
         text = pending.logs.read()
         if text and self._has_successor(pending):
             text = before_next_start(text)
@@ -250,7 +298,7 @@ class StartTracker:
             pending.logs.are_written_by(pid, self.root)
             for process in roots
             if process.started_ticks > pending.process.started_ticks
-            for pid in (process.pid, *self._front_of(process))
+            for pid in _writers(process, self._front_of(process))
         )
 
     def _look_up(self, record: LaunchRecord) -> None:
@@ -259,15 +307,15 @@ class StartTracker:
             return
         process = Process(record.pid, 0, record.started_ticks, 0, ())
         pending = Pending(process, self.clock(), 0.0, LogFiles(), PortWatch(), record=record)
-        pending.uid = record.uid
+        pending.uid, pending.is_missed = record.uid, True
         self._read_journal(pending, record.invocation_id, record.launched_at)
 
     def _read_journal(self, pending: Pending, invocation_id: str, since: str) -> None:
         def done(text: object) -> None:
             reading = LogReading(Ending.UNKNOWN)
             if isinstance(text, str) and text:
-                reading = read_log(text)
-            if pending.record is None or reading.ending is not Ending.UNKNOWN:
+                reading = read_log(text, is_sure=False)
+            if not pending.is_missed or reading.ending is not Ending.UNKNOWN:
                 self._end(pending, reading)
 
         self.defer(lambda: read_journal(invocation_id, since), done)
@@ -285,8 +333,10 @@ class StartTracker:
         """Tell how a start ended."""
         is_unclear = reading.ending in (Ending.UNKNOWN, Ending.STOPPED)
         since_s = pending.listening_since_s
-        if is_unclear and since_s is not None and self.clock() - since_s >= WARM_S:
+        ended_s = pending.died_at_s or self.clock()
+        if is_unclear and since_s is not None and ended_s - since_s >= WARM_S:
             reading = LogReading(Ending.READY)
+        self._log_ends.note(pending.logs)
         pending.let_go()
         process = pending.process
         record = pending.record or find_record(process, self._records, self.root)
@@ -307,3 +357,12 @@ class StartTracker:
                 generation=(record.generation if record else 0) or pending.generation,
             )
         )
+
+
+def _writers(process: Process, front: Process | None) -> tuple[int, ...]:
+    """Return who may write a server's log: itself, or the program in front of it."""
+    return (process.pid,) if front is None else (process.pid, front.pid)
+
+
+def _tell_missed(pid: int) -> None:
+    logger.debug("a start ended before it was looked at: pid=%s", pid)

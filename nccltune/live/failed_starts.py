@@ -172,14 +172,15 @@ _ENDINGS = {
     FailureKind.UNKNOWN: Ending.UNKNOWN,
 }
 _STOPPED = re.compile(r"SIGTERM received|KeyboardInterrupt|^nccltune: .*\bstopped by SIG")
-_SERVER_ARGS = "server_args="
+SERVER_ARGS = "server_args="
+"""What a server prints once, at its beginning."""
 _NCCL_STAGES = "|".join(re.escape(STAGE_WORDS[each]) for each in Stage if is_nccl_stall(each))
 _STALLED = re.compile(rf"^nccltune: .*\bstalled in (?:{_NCCL_STAGES})")
 
 
 def before_next_start(text: str) -> str:
     """Leave out what a later start has written into the same file; empty where that is all."""
-    before, mark, _after = text.rpartition(_SERVER_ARGS)
+    before, mark, _after = text.rpartition(SERVER_ARGS)
     return before if mark else text
 
 
@@ -188,7 +189,8 @@ def read_log(text: str, *, is_sure: bool = True) -> LogReading:
 
     Args:
         text: the log.
-        is_sure: it is known to be this start's. Else nothing is concluded from where it ends.
+        is_sure: it is known to be this start's, and to have stood where it ends for long. Else
+            nothing is concluded from where that is: anybody may stop a start while ranks connect.
     """
     watch = FailureWatch()
     ranks_in_init: set[str] = set()

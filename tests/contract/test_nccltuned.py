@@ -215,15 +215,44 @@ def test_service_reads_the_log_of_a_server_behind_launch(tmp_path: Path) -> None
         wait_for(lambda: "NCCL error" in daemon.log(), "it is said")
 
 
-def test_service_rolls_back_for_starts_that_hang_in_nccl_behind_launch(tmp_path: Path) -> None:
-    limit = ["--stall-timeout-s", "0.5"]
+@pytest.mark.parametrize(("kind", "stall_s"), [("nccl_hang", "0.5"), ("stall_capture", "3")])
+def test_service_rolls_back_for_starts_that_hang_in_nccl_behind_launch(
+    tmp_path: Path, kind: str, stall_s: str
+) -> None:
+    limit = ["--stall-timeout-s", stall_s]
     command = [*NCCLTUNE, "launch", *limit, "--", *serve_command(port=free_port())]
     with running_daemon(tmp_path) as daemon:
         while read_active().name == "mine":
             assert daemon.log().count("ending=nccl profile=mine") <= 3
-            with started(tmp_path, command, {"fail": "nccl_hang"}) as process:
-                process.wait(30)
+            with started(tmp_path, command, {"fail": kind}) as process:
+                process.wait(60)
         wait_for(lambda: "ROLLED BACK after 3 failed starts" in daemon.log(), "it is told")
+
+
+def stop_while_ranks_connect(folder: Path, daemon: Daemon, command: list[str]) -> None:
+    """Start a server that does not get further, and stop it as an operator would."""
+    log, seen, told = folder / "server.log", " server: pid=", "start failed: "
+    seen_count, told_count = daemon.log().count(seen), daemon.log().count(told)
+    with started(folder, command, {"fail": "nccl_hang"}) as process:
+        wait_for(lambda: "Init torch distributed begin" in log.read_text(), "ranks connect")
+        wait_for(lambda: daemon.log().count(seen) > seen_count, "it is seen")
+        process.terminate()
+        process.wait(60)
+        wait_for(lambda: daemon.log().count(told) > told_count, "its end is told")
+
+
+@pytest.mark.parametrize("route", ["run", "launch"])
+def test_service_takes_no_stop_while_ranks_connect_for_a_failure(
+    tmp_path: Path, route: str
+) -> None:
+    command = [*NCCLTUNE, route, "--", *serve_command(port=free_port())]
+    with running_daemon(tmp_path) as daemon:
+        for _ in range(3):
+            stop_while_ranks_connect(tmp_path, daemon, command)
+
+        assert daemon.data()["failed_starts"]["count"] == 0
+        assert "ending=nccl" not in daemon.log()
+    assert read_active().name == "mine"
 
 
 @pytest.mark.parametrize("kind", ["oom_kv", "oom_capture", "killed_loading", "usage"])

@@ -103,6 +103,18 @@ def test_logs_of_pipes_and_terminals_are_left_alone(proc: FakeProc, tmp_path: Pa
     assert open_logs(100, is_new=True, root=proc.root).files == []
 
 
+def test_logs_of_a_process_that_ends_while_they_are_opened_are_not_left_open(
+    proc: FakeProc, log_path: Path
+) -> None:
+    proc.write_to(100, log_path)
+    for path in (proc.root / "100/fdinfo").iterdir():
+        path.unlink()
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208 - as short as it gets
+
+    assert open_logs(100, is_new=True, root=proc.root).files == []
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+
+
 def test_logs_of_a_process_that_is_gone_are_none(proc: FakeProc) -> None:
     assert open_logs(4242, is_new=True, root=proc.root).files == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,16 +13,31 @@ import pytest
 from nccltune.inject.decision import command_digest
 from nccltune.inject.marker import MARKER, format_marker
 from nccltune.live.failed_starts import Ending, Start
+from nccltune.live.procfs import EnvironReading, Unreadable
 from nccltune.live.scanner import find_servers
 from nccltune.store import LaunchRecord
-from nccltuned.starts import BLIND_S, WARM_S, WARM_WITH_LOG_S, StartTracker
+from nccltuned.starts import (
+    BLIND_S,
+    FRONT_WAIT_S,
+    HUNG_S,
+    WARM_S,
+    WARM_WITH_LOG_S,
+    StartTracker,
+)
 from tests.support.fake_proc import BOOT_ID, FakeProc
 
 ARGV = ("python3", "-m", "sglang.launch_server", "--model-path", "/m", "--port", "30123")
 INVOCATION = "0123456789abcdef" * 2
 DIED_IN_NCCL = "Scheduler hit an exception: Traceback\nRuntimeError: NCCL error: invalid usage\n"
 STRANGER, OWNER = 54321, 12345
+ARGS = "[2026-11-29 12:00:09] server_args=ServerArgs(port=30123)\n"
+BEGUN = "[2026-11-29 12:00:12 TP0] Init torch distributed begin.\n"
 READY = "The server is fired up and ready to roll!\n"
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
 
 
 @dataclass
@@ -63,8 +78,7 @@ class Host:
         if not path.exists():
             path.touch()
             self.proc.write_to(pid, path)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
+        append(path, text)
 
     def look(self) -> None:
         self.tracker.take_servers(find_servers(self.proc.root))
@@ -304,10 +318,51 @@ def test_start_that_is_passed_on_by_a_program_in_front_is_read_there(host: Host)
     host.proc.add(100, ARGV, parent=90, ticks=host.ticks)
     host.look()
     host.log(DIED_IN_NCCL, pid=90)
-    host.proc.remove(100)
+    host.proc.remove(90, 100)
     host.look()
 
     assert host.only().ending is Ending.NCCL
+
+
+LAST_WORDS = {
+    "nccltune: stopped by SIGTERM in ranks connecting, after 12 s\n": Ending.STOPPED,
+    "nccltune: the server stalled in graph capture: 600 s without progress\n": Ending.NCCL,
+}
+
+
+@pytest.mark.parametrize(("last", "ending"), LAST_WORDS.items(), ids=["stopped", "stalled"])
+def test_last_words_of_the_program_in_front_are_waited_for(
+    host: Host, last: str, ending: Ending
+) -> None:
+    host.proc.add(90, ("python3", "/usr/bin/nccltune", "launch", "--", *ARGV), ticks=host.ticks)
+    host.log(f"{ARGS}{BEGUN}", pid=90)
+    host.proc.add(100, ARGV, parent=90, ticks=host.ticks)
+    host.look()
+    host.now_s += HUNG_S
+    host.proc.remove(100)
+    host.look()
+    assert host.ended == []
+    host.log(last, pid=90)
+    host.proc.remove(90)
+    host.look()
+
+    assert host.only().ending is ending
+
+
+def test_program_in_front_that_stays_is_not_waited_for_forever(host: Host) -> None:
+    host.proc.add(90, ("timeout", "9999", *ARGV), ticks=host.ticks)
+    host.log("", pid=90)
+    host.proc.add(100, ARGV, parent=90, ticks=host.ticks)
+    host.look()
+    host.log(DIED_IN_NCCL, pid=90)
+    host.proc.remove(100)
+    host.look()
+    assert host.ended == []
+    host.now_s += FRONT_WAIT_S
+    host.look()
+
+    assert host.only().ending is Ending.NCCL
+    assert not host.tracker.is_waiting
 
 
 def test_start_whose_log_was_cut_by_the_next_start_is_not_judged_by_it(host: Host) -> None:
@@ -326,18 +381,107 @@ def test_start_whose_log_was_cut_by_the_next_start_is_not_judged_by_it(host: Hos
     assert host.only().ending is Ending.UNKNOWN
 
 
-BEGUN = "[2026-11-29 12:00:12 TP0] Init torch distributed begin.\n"
-ARGS = "[2026-11-29 12:00:09] server_args=ServerArgs(port=30123)\n"
-
-
-def test_start_that_hung_in_nccl_is_known_by_where_its_log_ends(host: Host) -> None:
+@pytest.mark.parametrize(
+    ("stood_s", "ending"), [(HUNG_S - 1.0, Ending.UNKNOWN), (HUNG_S, Ending.NCCL)]
+)
+def test_start_that_hung_in_nccl_is_known_by_where_its_log_stood_for_long(
+    host: Host, stood_s: float, ending: Ending
+) -> None:
     host.proc.add(100, ARGV, ticks=host.ticks)
-    host.log(f"{ARGS}{BEGUN}")
+    host.log(ARGS)
+    host.look()
+    host.now_s += HUNG_S
+    host.log(BEGUN)
+    host.look()
+    host.now_s += stood_s
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is ending
+
+
+WHOLE = f"{ARGS}{READY}"
+OUT_OF_MEMORY = f"{ARGS}CUDA out of memory\n"
+IN_NCCL = f"{ARGS}{DIED_IN_NCCL}"
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["one log", "cut each time"])
+@pytest.mark.parametrize(
+    ("texts", "endings"),
+    [
+        ([IN_NCCL, OUT_OF_MEMORY, OUT_OF_MEMORY], [Ending.NCCL, Ending.MEMORY, Ending.MEMORY]),
+        ([WHOLE, IN_NCCL, IN_NCCL], [Ending.READY, Ending.NCCL, Ending.NCCL]),
+        ([WHOLE, WHOLE, OUT_OF_MEMORY], [Ending.READY, Ending.READY, Ending.MEMORY]),
+        ([OUT_OF_MEMORY, "", IN_NCCL], [Ending.MEMORY, Ending.UNKNOWN, Ending.NCCL]),
+    ],
+    ids=["failures", "served first", "served twice", "one without a word"],
+)
+def test_starts_of_a_loop_that_write_into_one_file_are_judged_each_by_its_own(
+    host: Host, texts: Sequence[str], endings: Sequence[Ending], *, is_cut: bool
+) -> None:
+    path = host.folder / "loop.log"
+    path.touch()
+    for pid, text in enumerate(texts, start=100):
+        if is_cut:
+            path.write_text("", encoding="utf-8")
+        host.proc.add(pid, ARGV, ticks=host.ticks + pid)
+        host.proc.write_to(pid, path, flags=os.O_WRONLY)
+        host.look()
+        host.now_s += 5.0
+        # Each line has a time of its own, as SGLang's have.
+        append(path, f"[12:00:{pid}] starting\n{text}")
+        if READY in text:
+            host.proc.listen(pid, 30123)
+            host.look()
+            append(path, "NCCL error: as it was stopped\n")
+        host.proc.remove(pid)
+        host.look()
+
+    assert [start.ending for start in host.ended] == endings
+
+
+def test_start_that_becomes_sglang_by_exec_is_what_it_has_become(host: Host) -> None:
+    host.proc.add(100, ("bash", "start.sh"), ticks=host.ticks)
+    host.tracker.take_records([host.record()], is_first=False)
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.proc.listen(100, 30123)
+    host.look()
+    host.now_s += WARM_S
+    host.look()
+
+    assert host.only().ending is Ending.READY
+
+
+def test_command_that_never_was_sglang_is_no_failed_start(host: Host) -> None:
+    host.proc.add(100, ("nccltune", "run", "--", "true"), ticks=host.ticks)
+    host.tracker.take_records([host.record()], is_first=False)
+    host.proc.remove(100)
+    host.look()
+
+    assert host.ended == []
+    assert not host.tracker.is_waiting
+
+
+def test_start_that_is_ending_when_it_is_first_seen_is_no_start_without_a_profile(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = EnvironReading(None, Unreadable.GONE)
+    monkeypatch.setattr("nccltuned.starts.read_environ", lambda *_: gone)
+    host.start(environ={MARKER: format_marker("b" * 16, ["NCCL_ALGO"])})
+    host.proc.remove(100)
+    host.look()
+
+    assert host.ended == []
+
+
+def test_start_in_a_container_keeps_its_record_when_it_is_gone(host: Host) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks, numbers=(7,))
+    host.tracker.take_records([host.record(7)], is_first=False)
     host.look()
     host.proc.remove(100)
     host.look()
 
-    assert host.only().ending is Ending.NCCL
+    assert (host.only().profile_name, host.only().command_digest) == ("mine", "recorded")
 
 
 def test_start_whose_log_was_never_seen_is_not_judged_by_where_it_ends(host: Host) -> None:
@@ -410,7 +554,7 @@ def test_start_behind_a_program_that_writes_to_the_journal_is_read_there(host: H
     host.proc.add(100, ARGV, parent=90, ticks=host.ticks, environ=environ)
     host.journal[INVOCATION] = DIED_IN_NCCL
     host.look()
-    host.proc.remove(100)
+    host.proc.remove(90, 100)
     host.look()
 
     assert host.only().ending is Ending.NCCL
