@@ -13,6 +13,8 @@ def main() -> int:
         from nccltune.inject import running
 
         return running.main(words[1:])
+    from nccltune.children import learn_ends
     from nccltune.cli import main as run_cli
 
+    learn_ends()
     return run_cli()

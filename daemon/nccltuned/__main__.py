@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from nccltune import __version__
+from nccltune.children import learn_ends
 from nccltune.errors import ExitCode, NccltuneError, UsageProblem
 from nccltune.live.published import METRICS_NAME, run_dir
 from nccltune.paths import state_dir
@@ -22,6 +23,7 @@ _MAX_ROLLBACK_AFTER = 100
 
 def main() -> None:
     """Watch over the active NCCL profile of this host until a signal asks for the end."""
+    learn_ends()
     sys.exit(_run(_parser().parse_args()))
 
 

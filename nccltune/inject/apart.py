@@ -91,7 +91,9 @@ def end(errands: Collection[Errand]) -> dict[int, str]:
     left = {errand.pid for errand in errands}
     for errand in errands:
         os.close(errand.receiving)
-        with suppress(ProcessLookupError):
+        # The number of one that was fetched already may be another process's by now.
+        with suppress(ChildProcessError, ProcessLookupError):
+            os.waitid(os.P_PID, errand.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             os.kill(errand.pid, signal.SIGKILL)
     ended: dict[int, str] = {}
     deadline_s = time.monotonic() + _REAP_S
@@ -120,6 +122,8 @@ def _reap(pid: int) -> int | None:
 def _work(work: Callable[[], Mapping[str, object]], sending: int) -> NoReturn:
     """Do the work and end the process, without the caller's clean-up."""
     try:
+        # Ignored, as it may be in what starts us, it would hide how children of the work end.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             text = json.dumps({"answer": dict(work())})
         except Exception as error:  # noqa: BLE001 - told to the caller, which goes on

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from nccltune.children import hand_down
 from nccltune.errors import ServerError
 from nccltune.live.listeners import descendants
 
@@ -43,9 +44,10 @@ class ServerProcess:
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         own_pid = os.getpid()
-        self._others = frozenset(descendants(own_pid))
+        self._others = set(descendants(own_pid))
 
         def die_with_parent() -> None:
+            hand_down()
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
             if os.getppid() != own_pid:
                 os._exit(_SIGNAL_EXIT_BASE + signal.SIGTERM)
@@ -83,16 +85,21 @@ class ServerProcess:
             self._popen.send_signal(number)
 
     def reap(self) -> None:
-        """Fetch orphans that have ended; the command itself is left to ``status``."""
+        """Fetch children that have ended; the command itself is left to ``status``.
+
+        Also those that were there before it: the kernel tells of one at a time, and one that nobody
+        fetches would hide the command's orphans.
+        """
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if found is None or found.si_pid == self.pid or found.si_pid in self._others:
+            if found is None or found.si_pid == self.pid:
                 return
             with suppress(ChildProcessError):
                 os.waitpid(found.si_pid, os.WNOHANG)
+            self._others.discard(found.si_pid)  # the number may be the command's next
 
     def rest(self) -> list[int]:
         """Return every process that the command has started and that is still there."""

@@ -55,8 +55,11 @@ class Warden:
     ) -> None:
         """Let it go: nothing of the command is left."""
         if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+            # Killed by somebody and fetched since, its number may be another process's by now.
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
         os.close(self._sending)
 
 

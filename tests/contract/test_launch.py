@@ -23,11 +23,13 @@ from tests.support.launching import (
     Launch,
     at_terminal,
     finish_launch,
+    ignore_child_ends,
     ignore_hangup,
     is_alive,
     launching,
     service_manager,
     wait_for,
+    zombies_of,
 )
 from tests.support.standin_sglang.program import (
     free_port,
@@ -418,6 +420,43 @@ def test_launch_leaves_an_ignored_signal_ignored(tmp_path: Path) -> None:
     assert done.exit_code == 6
 
 
+# Started by a program that ignores how its children end, which every exec hands down.
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -SEGV $$", 139)])
+def test_launch_started_to_ignore_child_ends_passes_the_end_through(
+    tmp_path: Path, script: str, code: int
+) -> None:
+    done = finish_launch(tmp_path, *shell(script), preexec_fn=ignore_child_ends)
+
+    assert (done.exit_code, done.report["exit_code"]) == (code, code)
+    assert not any("bug" in line for line in done.own_lines)
+
+
+def test_launch_started_to_ignore_child_ends_names_the_cause_of_a_death(tmp_path: Path) -> None:
+    environ = wished(tmp_path, fail="nccl_init")
+    argv = serve_command(port=free_port())
+
+    done = finish_launch(tmp_path, *argv, environ=environ, preexec_fn=ignore_child_ends)
+
+    assert done.exit_code == 137
+    assert done.error["code"] == "server_died"
+    assert "NCCL error" in done.own_lines[-1]
+
+
+def test_launch_hands_down_whether_child_ends_are_ignored(tmp_path: Path) -> None:
+    words = ("grep", "SigIgn", "/proc/self/status")
+    bit = 1 << (signal.SIGCHLD - 1)
+
+    ignoring = finish_launch(tmp_path, *words, preexec_fn=ignore_child_ends)
+    usual = finish_launch(tmp_path, *words)
+
+    assert [int(done.out.split()[1], 16) & bit for done in (ignoring, usual)] == [bit, 0]
+
+
+# Stopping.
+
+
 def test_launch_stops_a_server_that_is_still_loading(tmp_path: Path) -> None:
     argv = serve_command(port=free_port())
     with launching(tmp_path, *argv, environ=wished(tmp_path, silence_s=60)) as launch:
@@ -504,6 +543,29 @@ def test_launch_kills_a_server_behind_a_script_that_was_asked_three_times(tmp_pa
 
     assert done.exit_code == 143
     assert not any(map(is_alive, server_pids(tmp_path)))
+
+
+def test_launch_whose_warden_was_killed_fetches_orphans_and_passes_the_end_through(
+    tmp_path: Path,
+) -> None:
+    go_on = tmp_path / "go on"
+    script = (
+        f"echo up; while ! [ -e '{go_on}' ]; do sleep 0.02; done;"
+        " for i in 1 2 3 4 5 6 7 8; do (sleep 0.05 &); done; sleep 0.2; echo more;"
+        f" while [ -e '{go_on}' ]; do sleep 0.02; done; exit 7"
+    )
+    with launching(tmp_path, *shell(script)) as launch:
+        launch.wait_text(b"up\n")
+        (warden,) = set(not_ended_copies_of(launch)) - {launch.process.pid}
+        os.kill(warden, signal.SIGKILL)
+        go_on.touch()
+        launch.wait_text(b"more\n")
+        wait_for(lambda: not zombies_of(launch.process.pid), limit_s=5.0)
+        go_on.unlink()
+        done = launch.finish()
+
+    assert done.exit_code == 7
+    assert not any("bug" in line for line in done.own_lines)
 
 
 def not_ended_copies_of(launch: Launch) -> list[int]:

@@ -17,7 +17,7 @@ from nccltune.verify.record import VerifyRecord, newest_records
 from nccltune.verify.serving.keeper import keeper_command
 from nccltune.verify.spec import VerifyProgress, VerifyStage
 from tests.support.hosts import REPOSITORY
-from tests.support.launching import is_alive, wait_for
+from tests.support.launching import ignore_child_ends, is_alive, wait_for
 from tests.support.standin_sglang.program import free_port
 from tests.support.verifying import Watcher, make_spec, processes_of
 
@@ -25,9 +25,11 @@ LONG_RUNS = {"step_ms": 20}
 _PROGRAM = """
 import sys
 from pathlib import Path
+from nccltune.children import learn_ends
 from nccltune.verify.engine import run_verify
 from tests.support.verifying import Watcher, make_spec
 
+learn_ends()  # as the command line does
 folder, port, *wishes = sys.argv[1:]
 
 def tell(progress):
@@ -121,13 +123,16 @@ def test_verify_goes_on_after_its_server_was_killed(tmp_path: Path) -> None:
 
 
 @contextmanager
-def verify_process(folder: Path, port: int, *wishes: str) -> Iterator[subprocess.Popen[str]]:
+def verify_process(
+    folder: Path, port: int, *wishes: str, preexec_fn: Callable[[], None] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, str(folder), str(port), *wishes],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=preexec_fn,
     )
     try:
         yield process
@@ -195,10 +200,27 @@ def test_killed_keeper_takes_the_server_along(tmp_path: Path) -> None:
     wait_for(lambda: not alive_in(tmp_path))
 
 
+def test_killed_server_is_named_where_verify_was_started_to_ignore_child_ends(
+    tmp_path: Path,
+) -> None:
+    with verify_process(
+        tmp_path, free_port(), "step_ms=20", preexec_fn=ignore_child_ends
+    ) as process:
+        wait_line(process, f"1 {VerifyStage.MEASURE}")
+        os.kill(pid_of(tmp_path, "parent"), signal.SIGKILL)
+        process.communicate(timeout=60)
+
+    (kept,) = newest_records()
+    assert "SIGKILL" in kept.problems[0].message
+    wait_for(lambda: not alive_in(tmp_path))
+
+
 # --- the keeper alone
 
 
-def keep(*argv: str, **environ: str) -> tuple[str, int, bytes]:
+def keep(
+    *argv: str, preexec_fn: Callable[[], None] | None = None, **environ: str
+) -> tuple[str, int, bytes]:
     """Run a command under a keeper; returns what it said, its status, and the command's output."""
     receiving, sending = os.pipe()
     os.set_inheritable(sending, True)
@@ -208,6 +230,7 @@ def keep(*argv: str, **environ: str) -> tuple[str, int, bytes]:
             env={"PATH": os.environ["PATH"], **environ},
             stdout=subprocess.PIPE,
             close_fds=False,
+            preexec_fn=preexec_fn,
         )
         os.close(sending)
         out, _ = process.communicate(timeout=30)
@@ -225,6 +248,16 @@ def test_keeper_hands_on_environment_output_and_status() -> None:
     assert keep("sh", "-c", "exit 7")[1] == 7
     assert keep("sh", "-c", "kill -9 $$")[1] == -signal.SIGKILL
     assert keep("sh", "-c", "kill -15 $$")[1] == -signal.SIGTERM
+
+
+def test_keeper_started_to_ignore_child_ends_learns_them_and_hands_that_down() -> None:
+    words = ("grep", "SigIgn", "/proc/self/status")
+    bit = 1 << (signal.SIGCHLD - 1)
+
+    assert keep("sh", "-c", "exit 7", preexec_fn=ignore_child_ends)[1] == 7
+    assert keep("sh", "-c", "kill -9 $$", preexec_fn=ignore_child_ends)[1] == -signal.SIGKILL
+    outs = [keep(*words, preexec_fn=ignore_child_ends)[2], keep(*words)[2]]
+    assert [int(out.split()[1], 16) & bit for out in outs] == [bit, 0]
 
 
 def test_keeper_says_why_there_is_no_server() -> None:

@@ -222,6 +222,22 @@ def ignore_hangup() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
+def ignore_child_ends() -> None:
+    """Ignore SIGCHLD, which exec hands down; for ``preexec_fn``."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+def zombies_of(pid: int) -> list[int]:
+    """Return the children of a process that have ended and that it has not fetched."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent, *_ = path.read_text().rpartition(")")[2].split()
+            if (state, int(parent)) == ("Z", pid):
+                found.append(int(path.parent.name))
+    return found
+
+
 def launch_words(
     report_path: Path, command: Sequence[str], options: Sequence[str] = ()
 ) -> list[str]:

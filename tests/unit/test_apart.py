@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import NoReturn
 import pytest
 
 from nccltune.inject.apart import ApartError, Errand, end, receive, start
+from tests.support.launching import is_alive
 
 
 @contextmanager
@@ -79,3 +81,35 @@ def test_a_child_that_hangs_is_given_up_and_killed() -> None:
 def test_another_child_can_take_the_answer() -> None:
     with errand(lambda: {"gpus": 8}) as first, errand(lambda: receive(first, 10.0)) as second:
         assert receive(second, 10.0) == {"gpus": 8}
+
+
+def test_end_leaves_alone_who_has_the_number_of_a_child_that_is_gone() -> None:
+    receiving, sending = os.pipe()
+    os.close(sending)
+    parent = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    stranger = int(parent.stdout.readline())
+    try:
+        assert end([Errand(stranger, receiving)]) == {}
+        assert is_alive(stranger)
+    finally:
+        os.kill(stranger, signal.SIGKILL)
+        parent.communicate()
+
+
+@pytest.fixture
+def ignored_child_ends() -> Iterator[None]:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("ignored_child_ends")
+def test_work_learns_how_its_own_children_end_where_its_caller_does_not() -> None:
+    def work() -> Mapping[str, object]:
+        return {"status": subprocess.run(["sh", "-c", "exit 7"], check=False).returncode}
+
+    with errand(work) as child:
+        assert receive(child, 10.0) == {"status": 7}

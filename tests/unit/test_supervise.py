@@ -1,4 +1,7 @@
-"""What is decided about a start: ready or not, waited for long enough, and how it is worded."""
+"""What is decided about a start: ready or not, waited for long enough, and how it is worded.
+
+And what is fetched of a command's processes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import errno
 import os
 import signal
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -21,6 +26,7 @@ from nccltune.supervise.process import describe_status, exit_code_of
 from nccltune.supervise.readiness import OWN_WORD_GRACE_S, judge
 from nccltune.supervise.service import KILL_MARGIN_S, ServiceReport
 from nccltune.supervise.watch import FATAL_GRACE_S, StartWatch
+from tests.support.hosts import REPOSITORY
 
 CAPTURE = Step(Stage.CAPTURE_TARGET, "target verify", 90.0, 5, 23)
 LIMITS = Limits(ready_timeout_s=1800.0, stall_timeout_s=300.0)
@@ -470,3 +476,49 @@ def test_output_that_nobody_will_ever_read_is_given_up(disk: Disk, number: int) 
     sink.write(2, b"read")
 
     assert disk.content == {1: b"", 2: b"read"}
+
+
+# Processes that have ended.
+
+_FETCHING = """
+import os, time
+from nccltune.supervise.process import ServerProcess
+from tests.support.launching import zombies_of
+
+# Ends after the server was started, as an errand that hung in the driver does.
+receiving, sending = os.pipe()
+early = os.fork()
+if early == 0:
+    os.close(sending)
+    os.read(receiving, 1)
+    os._exit(0)
+server = ServerProcess(["sh", "-c", ORPHANS], os.environ, has_one_stream=True)
+os.close(sending)
+os.waitid(os.P_PID, early, os.WEXITED | os.WNOWAIT)
+end_s = time.monotonic() + 20
+while server.status is None and time.monotonic() < end_s:
+    server.reap()
+    time.sleep(0.02)
+server.reap()
+status = server.status
+left = zombies_of(os.getpid())
+server.kill_all()
+server.close()
+print(status, left)
+"""
+
+
+def test_orphans_are_fetched_behind_a_child_that_was_there_before_the_command() -> None:
+    orphans = "for i in 1 2 3 4 5 6; do (sleep 0.05 &); done; sleep 0.5; exit 7"
+    program = f"ORPHANS = {orphans!r}\n{_FETCHING}"
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (done.stdout.strip(), done.stderr) == ("7 []", "")

@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from nccltune.children import hand_down, learn_ends
 from nccltune.errors import ServerError
 from nccltune.live.listeners import descendants
 
@@ -87,11 +88,13 @@ def main(words: Sequence[str]) -> NoReturn:
     """Keep a server until it has ended, and end in the same way."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    learn_ends()
     parent_pid = os.getppid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     own_pid = os.getpid()
 
     def die_with_keeper() -> None:
+        hand_down()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != own_pid:
