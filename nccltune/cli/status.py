@@ -36,7 +36,7 @@ _VERDICT_WORDS: Mapping[Verdict, str] = {
     Verdict.NOT_IN_EFFECT: "NOT IN EFFECT",
     Verdict.UNREADABLE: "unknown: the ranks cannot be read",
     Verdict.BYPASSED: "nothing is claimed: NCCL does not carry the verify pass",
-    Verdict.STARTING: "unknown: there are no ranks yet",
+    Verdict.STARTING: "unknown: there are no ranks yet, or no longer",
     Verdict.NOTHING_EXPECTED: "none is expected",
 }
 _STATE_WORDS: Mapping[KeyState, str] = {

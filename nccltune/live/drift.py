@@ -37,7 +37,7 @@ class Verdict(StrEnum):
     BYPASSED = "bypassed"
     """NCCL does not carry the verify pass of this launch, so that nothing can be claimed."""
     STARTING = "starting"
-    """There are no ranks yet."""
+    """There are no ranks yet, or none any more while the server ends."""
     NOTHING_EXPECTED = "nothing_expected"
 
 
@@ -212,7 +212,7 @@ def judge(ranks: Sequence[Iterable[KeyReport]], *, is_bypassed: bool = False) ->
     """Sum up the ranks of one server.
 
     Args:
-        ranks: what was found, rank by rank; none while the server starts.
+        ranks: what was found, rank by rank; none while the server starts, or ends.
         is_bypassed: NCCL does not carry the verify pass, so that its settings mean nothing there.
     """
     states = {report.state for reports in ranks for report in reports}

@@ -25,6 +25,7 @@ _MAX_COMMAND_BYTES = 32 * 1024
 
 _ZOMBIE_STATES = (b"Z", b"X")
 _PF_EXITING = 0x4  # Linux, include/linux/sched.h
+_PF_FORKNOEXEC = 0x40  # the same; kernels that are not Linux itself, gVisor say, show no flags
 
 
 class Unreadable(StrEnum):
@@ -43,6 +44,8 @@ class Process:
     Attributes:
         started_ticks: clock ticks from boot to its start.
         argv: its command line; where it has set a title, that alone.
+        is_fork: it has called no ``exec`` since its fork, so that command line and title are its
+            parent's, unless it has set a title itself. False where the kernel does not tell.
     """
 
     pid: int
@@ -50,6 +53,7 @@ class Process:
     started_ticks: int
     session: int
     argv: tuple[str, ...]
+    is_fork: bool = False
 
     @property
     def title(self) -> str:
@@ -75,16 +79,26 @@ def read_process(pid: int, root: Path = PROC_ROOT) -> Process | None:
     One that is ending counts as ended: command line and environment are empty by then, while GPUs
     may take it seconds to let go of. Only ``read_stat`` tells when that is over.
     """
-    fields = read_stat(pid, root)
-    if fields is None or int(fields[6]) & _PF_EXITING:
+    fields = _stat_before_end(pid, root)
+    if fields is None:
         return None
+    words = read_command_line(pid, root)
+    if not words and _stat_before_end(pid, root) is None:
+        return None  # it has ended in between
     return Process(
         pid=pid,
         parent_pid=int(fields[1]),
         session=int(fields[3]),
         started_ticks=int(fields[19]),
-        argv=split_command_line(read_command_line(pid, root)),
+        argv=split_command_line(words),
+        # Told before the words were read: without it, they could not be its parent's any more.
+        is_fork=bool(int(fields[6]) & _PF_FORKNOEXEC),
     )
+
+
+def _stat_before_end(pid: int, root: Path) -> list[bytes] | None:
+    fields = read_stat(pid, root)
+    return None if fields is None or int(fields[6]) & _PF_EXITING else fields
 
 
 def read_stat(pid: int, root: Path = PROC_ROOT) -> list[bytes] | None:
@@ -125,9 +139,15 @@ def is_running(process: Process, root: Path = PROC_ROOT) -> bool:
 
 def read_environ(process: Process, root: Path = PROC_ROOT) -> EnvironReading:
     """Read the environment that a process was started with, its own changes since not among it."""
+    path = root / str(process.pid) / "environ"
     try:
-        with (root / str(process.pid) / "environ").open("rb") as file:
-            content = file.read(_MAX_READ_BYTES + 1)
+        content = _begin_of(path)
+        if not content:
+            # Within ``exec`` a process has neither words nor environment for a moment. It has
+            # words again a moment before its environment, hence that is asked for again behind.
+            if not read_command_line(process.pid, root):
+                return EnvironReading(None, Unreadable.GONE)
+            content = _begin_of(path)
     except PermissionError:
         return EnvironReading(None, Unreadable.FORBIDDEN)
     except OSError:
@@ -145,6 +165,12 @@ def read_environ(process: Process, root: Path = PROC_ROOT) -> EnvironReading:
     if content and not values:
         return EnvironReading(None, Unreadable.WIPED)
     return EnvironReading(values)
+
+
+def _begin_of(path: Path) -> bytes:
+    """Read an environment, and of a larger one enough to see that."""
+    with path.open("rb") as file:
+        return file.read(_MAX_READ_BYTES + 1)
 
 
 def started_at_s(process: Process, *, now_s: float, boottime_s: float) -> float:

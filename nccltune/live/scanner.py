@@ -16,7 +16,6 @@ from nccltune.live.procfs import (
     read_command_line,
     read_process,
     read_uid,
-    split_command_line,
 )
 from nccltune.sglang.argv import split_launch
 
@@ -98,6 +97,11 @@ class ServerScanner:
 
     A process can turn into SGLang by ``exec``, which launchers do soon after their start: a process
     is looked at in every scan while it is young to the scanner, and all are in a full one.
+
+    A child has its parent's words from fork to exec, and for good where it calls no exec: a
+    compiler that a rank starts has the title of that rank for a moment. Such a copy is no rank and
+    no server. It is told by its parent's words, and once that has ended by its never having called
+    exec; a server that was restored from a checkpoint has not either, and is known by its ranks.
     """
 
     root: Path = PROC_ROOT
@@ -108,30 +112,32 @@ class ServerScanner:
 
     def scan(self) -> tuple[Server, ...]:
         """Return every server, in the order of their process ids."""
-        named = dict(self._named())
-        launches = {pid: argv for pid, argv in named.items() if is_launch(argv)}
-        roots: dict[int, Process] = {}
+        roots: dict[tuple[int, int], Process | None] = {}
         ranks: dict[tuple[int, int], list[Rank]] = {}
-        for pid, argv in named.items():
-            if argv[0].startswith(SCHEDULER_TITLE) and (rank := read_process(pid, self.root)):
-                root = self._root_of(rank)
-                key = (0, rank.session) if root is None else (root.pid, root.started_ticks)
-                if root is not None:
-                    roots[root.pid] = root
-                ranks.setdefault(key, []).append(Rank(rank))
-        for pid in launches.keys() - roots.keys():
-            process = read_process(pid, self.root)
-            # A child between fork and exec shows its parent's command line.
-            if process is not None and launches.get(process.parent_pid) != process.argv:
-                roots[pid] = process
-                ranks.setdefault((pid, process.started_ticks), [])
+        launches: list[Process] = []
+        for process in self._named():
+            # Read after its child: one that has just become SGLang would still differ from it.
+            parent = read_process(process.parent_pid, self.root)
+            if parent is not None and parent.argv == process.argv:
+                continue
+            if process.title.startswith(SCHEDULER_TITLE):
+                root = self._root_from(parent)
+                if root is None and process.is_fork:
+                    continue
+                key = (0, process.session) if root is None else (root.pid, root.started_ticks)
+                roots[key] = root
+                ranks.setdefault(key, []).append(Rank(process))
+            elif is_launch(process.argv) and not process.is_fork:
+                launches.append(process)
+        for process in launches:
+            roots.setdefault((process.pid, process.started_ticks), process)
         servers = [
             Server(
-                root=roots.get(pid),
-                ranks=_sorted(found)[:MAX_RANKS_OF_SERVER],
-                is_launch=pid in launches,
+                root=root,
+                ranks=_sorted(ranks.get(key, ()))[:MAX_RANKS_OF_SERVER],
+                is_launch=root is not None and is_launch(root.argv),
             )
-            for (pid, _), found in ranks.items()
+            for key, root in roots.items()
         ]
         return tuple(sorted(self._not_too_many(servers), key=lambda server: server.pid))
 
@@ -144,7 +150,7 @@ class ServerScanner:
             if counts[uid] <= MAX_SERVERS_OF_USER:
                 yield server
 
-    def _named(self) -> Iterator[tuple[int, tuple[str, ...]]]:
+    def _named(self) -> Iterator[Process]:
         """Yield processes whose command line names SGLang at all."""
         is_full = self._scan_count % self.full_scans == 0
         self._scan_count += 1
@@ -156,16 +162,17 @@ class ServerScanner:
             seen_count = self._seen.get(pid, 0)
             if seen_count >= self.young_scans and not is_full:
                 continue
-            content = read_command_line(pid, self.root)
-            if _NAME_MARK in content:
+            if _NAME_MARK in read_command_line(pid, self.root):
                 self._seen.pop(pid, None)
-                yield pid, split_command_line(content)
+                # Words and parent belong together, hence both are read now.
+                if (process := read_process(pid, self.root)) is not None:
+                    yield process
             else:
                 self._seen[pid] = seen_count + 1
 
-    def _root_of(self, rank: Process) -> Process | None:
-        """Climb from a rank to what started it; None where that has ended."""
-        process: Process | None = rank
+    def _root_from(self, parent: Process | None) -> Process | None:
+        """Climb from a rank's parent to what started it; None where that has ended."""
+        process = parent
         while process is not None and process.title.startswith(TITLE_PREFIX):
             process = read_process(process.parent_pid, self.root)
         # Orphans are taken over by the first process of their container or host.

@@ -25,7 +25,7 @@ from nccltune.live.drift import (
     compare_rank,
     judge,
 )
-from nccltune.live.procfs import PROC_ROOT, read_uid
+from nccltune.live.procfs import PROC_ROOT, Unreadable, is_running, read_uid
 from nccltune.live.server_facts import (
     ServerFacts,
     conf_entries,
@@ -140,7 +140,7 @@ class Context:
 def report_servers(
     servers: Iterable[Server], context: Context, clock: Callable[[], float] = time.monotonic
 ) -> tuple[ServerReport, ...]:
-    """Judge every server; one user's servers cannot take the time of all others."""
+    """Judge every server that is still there; one user's cannot take the time of all others."""
     begun_s = clock()
     spent_s: defaultdict[int | None, float] = defaultdict(float)
     found: dict[int, ServerReport] = {}
@@ -151,9 +151,11 @@ def report_servers(
         if spent_s[uid] > MAX_USER_S or now_s - begun_s > MAX_LOOK_S:
             found[server.pid] = _unseen(server, uid, context)
             continue
-        found[server.pid] = report_server(server, context)
+        report = report_server(server, context)
         spent_s[uid] += clock() - now_s
-    return tuple(found[server.pid] for server in uids)
+        if report.ranks or _has_root(server, context):
+            found[server.pid] = report
+    return tuple(found[server.pid] for server in uids if server.pid in found)
 
 
 def _unseen(server: Server, uid: int | None, context: Context) -> ServerReport:
@@ -169,12 +171,17 @@ def _unseen(server: Server, uid: int | None, context: Context) -> ServerReport:
     )
 
 
+def _has_root(server: Server, context: Context) -> bool:
+    return server.root is not None and is_running(server.root, context.proc_root)
+
+
 def report_server(server: Server, context: Context) -> ServerReport:
-    """Judge one server."""
+    """Judge one server, by the ranks that it still has."""
     facts = read_facts(server, context.records, context.proc_root)
+    left = [rank for rank in server.ranks if not _is_gone(facts, rank)]
     decision = _decide(facts, context)
     expectation = _expectation(facts, decision, context)
-    ranks = tuple(_report_rank(facts, rank, expectation) for rank in server.ranks)
+    ranks = tuple(_report_rank(facts, rank, expectation) for rank in left)
     is_bypassed = decision.path is not None and decision.path.is_nccl is False
     report = ServerReport(
         pid=server.pid,
@@ -257,6 +264,11 @@ def _is_same_number(key: str, value: str, write: EnvironmentWrite) -> bool:
     return bool(ours.keys() & theirs.keys())
 
 
+def _is_gone(facts: ServerFacts, rank: Rank) -> bool:
+    """Whether a rank has ended since the scan, which is no fault of what it had."""
+    return facts.environs[rank.process.pid].problem == Unreadable.GONE
+
+
 def _report_rank(facts: ServerFacts, rank: Rank, expectation: Expectation | None) -> RankReport:
     pid = rank.process.pid
     reading = facts.environs[pid]
@@ -303,6 +315,8 @@ def _causes(report: ServerReport, facts: ServerFacts, context: Context) -> Itera
     if marker is not None and marker.digest != context.digest:
         another = "" if context.digest is None else "another profile, "
         yield f"it was started under {another}{report.started_under}"
+    if facts.server.ranks and not report.ranks:
+        yield "it is ending, for its ranks have ended"
     if report.verdict is Verdict.BYPASSED and report.path is not None:
         yield f"NCCL does not carry its verify pass, and nothing is claimed: {report.path.reason}"
     if report.verdict is not Verdict.NOT_IN_EFFECT:

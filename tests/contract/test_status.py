@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +20,14 @@ import pytest
 from nccltune.cli.envelope import Answer, plain
 from nccltune.cli.status import command
 from nccltune.errors import ExitCode
+from nccltune.live.procfs import read_process
 from nccltune.live.scanner import find_servers
+from nccltune.live.stock import take_stock
 from nccltune.profile import Profile
 from nccltune.store import activate, deactivate, profiles_dir, save_candidate
 from nccltuned.child import call_in_child
 from tests.support.command_line import FINGERPRINT
-from tests.support.service import PYTHONPATH, run_command, started
+from tests.support.service import PYTHONPATH, run_command, started, wait_for
 from tests.support.standin_sglang.program import free_port, serve_command, wait_until_up
 
 if TYPE_CHECKING:
@@ -165,6 +169,25 @@ def test_status_of_ranks_whose_titles_wiped_their_environment_exits_4(tmp_path: 
     assert set(states(answer)["NCCL_ALGO"]) == {"unreadable"}
     assert [error.code for error in answer.errors] == ["unreadable"]
     assert "SPT_NOENV=1" in answer.errors[0].message
+
+
+def _has_ended(pid: int) -> bool:
+    return read_process(pid) is None
+
+
+def test_status_of_a_server_that_is_being_stopped_is_no_warning(tmp_path: Path) -> None:
+    with server(tmp_path) as pid:
+        servers = [each for each in find_servers() if each.pid == pid]
+        ranks = [rank.process.pid for rank in servers[0].ranks]
+        # The server itself must not see that its ranks end, or it would end with them.
+        os.kill(pid, signal.SIGSTOP)
+        found = []
+        for end in (*ranks, pid):
+            os.kill(end, signal.SIGKILL)
+            wait_for(partial(_has_ended, end), "ended")
+            found.append([(s.verdict, len(s.ranks)) for s in take_stock(servers).servers])
+
+    assert found == [[("in_effect", 1)], [("starting", 0)], []]
 
 
 def test_status_of_a_launch_that_bypasses_nccl_claims_nothing(tmp_path: Path) -> None:

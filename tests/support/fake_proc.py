@@ -10,6 +10,8 @@ from pathlib import Path
 BOOT_ID = "11111111-2222-3333-4444-555555555555"
 TICKS = 5000
 EXITING = 0x4
+FORKED = 0x40
+"""Has called no exec since its fork."""
 
 
 class FakeProc:
@@ -77,12 +79,20 @@ class FakeProc:
         environ: Mapping[str, str] | None = None,
         session: int = 0,
         ticks: int = TICKS,
+        flags: int = 0,
         links: Mapping[str, Path] | None = None,
     ) -> None:
         """Add a rank with its title; without an environment it is wiped."""
         title = f"sglang::scheduler_{name}" if name else "sglang::scheduler"
         self.add(
-            pid, [title], parent=parent, environ=environ, session=session, ticks=ticks, links=links
+            pid,
+            [title],
+            parent=parent,
+            environ=environ,
+            session=session,
+            ticks=ticks,
+            flags=flags,
+            links=links,
         )
         (self.root / str(pid) / "cmdline").write_bytes(title.encode() + b"\0" * 200)
         if environ is None:
@@ -124,6 +134,11 @@ class FakeProc:
         self.add(pid, [], parent=parent, session=session, ticks=ticks, state="D", flags=EXITING)
         if has_words:
             cmdline.write_bytes(content)
+
+    def begin_exec(self, pid: int) -> None:
+        """Leave a process amid ``exec``: it lives on, with neither words nor environment."""
+        for name in ("cmdline", "environ"):
+            (self.root / str(pid) / name).write_bytes(b"")
 
     def remove(self, *pids: int) -> None:
         """End processes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -49,6 +49,13 @@ def add_server(
     proc.add(100, argv, environ=launched)
     for idx, environ in enumerate(rank_environs):
         proc.add_rank(101 + idx, f"TP{idx}", parent=100, environ=environ)
+
+
+def context_of(proc: FakeProc) -> Context:
+    """Return a context in which ``mine`` is active, and fits the host."""
+    active = ActiveState(Profile("mine", SETTINGS), "mine", None, Path("/x"))
+    host = HostFacts(FINGERPRINT, "sm90"), ""
+    return Context(active, Policy(), (), lambda *_: host, lambda *_: None, proc.root)
 
 
 def judged(
@@ -276,6 +283,63 @@ def test_report_of_ranks_whose_launcher_is_gone_expects_nothing(proc: FakeProc) 
     assert report.command == ()
     assert report.verdict is Verdict.NOTHING_EXPECTED
     assert "gone" in report.reason
+
+
+ENDINGS = {
+    "ending": lambda proc, pid: proc.begin_to_end(pid),
+    "ended": lambda proc, pid: proc.remove(pid),
+    "zombie": lambda proc, pid: proc.add(pid, [], state="Z"),
+    "another": lambda proc, pid: proc.add(pid, ["bash"], ticks=TICKS + 1),
+    "amid_exec": lambda proc, pid: proc.begin_exec(pid),
+}
+"""What can have become of a rank between the scan and the look at its environment."""
+
+end_of_ranks = pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
+
+
+@end_of_ranks
+def test_report_of_a_server_judges_the_ranks_that_it_still_has(
+    proc: FakeProc, end: Callable[[FakeProc, int], None]
+) -> None:
+    add_server(proc, APPLIED, APPLIED)
+    servers = find_servers(proc.root)
+    end(proc, 102)
+
+    [report] = report_servers(servers, context_of(proc))
+
+    assert report.verdict is Verdict.IN_EFFECT
+    assert [rank.pid for rank in report.ranks] == [101]
+
+
+@end_of_ranks
+def test_report_of_a_server_whose_ranks_have_ended_is_not_unreadable(
+    proc: FakeProc, end: Callable[[FakeProc, int], None]
+) -> None:
+    add_server(proc, APPLIED, APPLIED)
+    servers = find_servers(proc.root)
+    end(proc, 101)
+    end(proc, 102)
+
+    [report] = report_servers(servers, context_of(proc))
+
+    assert (report.verdict, report.ranks, report.fix) == (Verdict.STARTING, (), "")
+    assert "it is ending" in report.reason
+
+
+@end_of_ranks
+@pytest.mark.parametrize("has_root", [True, False])
+def test_report_of_a_server_that_has_ended_as_a_whole_is_none(
+    proc: FakeProc, end: Callable[[FakeProc, int], None], *, has_root: bool
+) -> None:
+    add_server(proc, APPLIED)
+    if not has_root:
+        proc.remove(100)
+    servers = find_servers(proc.root)
+    end(proc, 101)
+    if has_root:
+        proc.begin_to_end(100)
+
+    assert report_servers(servers, context_of(proc)) == ()
 
 
 def test_report_hides_secrets_of_the_command(proc: FakeProc) -> None:

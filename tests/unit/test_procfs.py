@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from nccltune.live import procfs
 from nccltune.live.procfs import (
     Process,
     Unreadable,
@@ -48,6 +50,30 @@ def test_read_process_that_is_not_there_is_none(proc: FakeProc) -> None:
     assert read_process(4242, proc.root) is None
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda proc: proc.remove(100),
+        lambda proc: proc.begin_to_end(100),
+        lambda proc: proc.add(100, [], state="Z"),
+    ],
+    ids=["ended", "ending", "zombie"],
+)
+def test_read_process_that_ends_before_its_words_are_read_is_none(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, end: Callable[[FakeProc], None]
+) -> None:
+    real = procfs.read_command_line
+
+    def read_command_line(pid: int, root: Path) -> bytes:
+        end(proc)
+        return real(pid, root)
+
+    proc.add(100, MODULE)
+    monkeypatch.setattr(procfs, "read_command_line", read_command_line)
+
+    assert read_process(100, proc.root) is None
+
+
 def test_is_running_tells_a_later_process_of_the_same_number(proc: FakeProc) -> None:
     proc.add(100, MODULE, ticks=10)
     process = read_process(100, proc.root)
@@ -86,6 +112,29 @@ def test_read_environ_that_a_title_overwrote_is_unreadable(proc: FakeProc, conte
 
 def test_read_environ_of_a_process_started_with_nothing_is_empty(proc: FakeProc) -> None:
     assert _environ(proc, b"") == ({}, "")
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["all_the_time", "at_first"])
+def test_read_environ_amid_exec_is_not_one_without_anything(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, *, is_over: bool
+) -> None:
+    proc.add(100, MODULE, environ={"NCCL_ALGO": "ring"})
+    process = read_process(100, proc.root)
+    assert process is not None
+    proc.begin_exec(100)
+    real = procfs.read_command_line
+
+    def read_command_line(pid: int, root: Path) -> bytes:
+        if is_over:
+            proc.add(100, MODULE, environ={"NCCL_ALGO": "tree"})
+        return real(pid, root)
+
+    monkeypatch.setattr(procfs, "read_command_line", read_command_line)
+
+    reading = read_environ(process, proc.root)
+
+    values = {"NCCL_ALGO": "tree"} if is_over else None
+    assert (reading.values, reading.problem) == (values, "" if is_over else Unreadable.GONE)
 
 
 def test_read_environ_of_a_process_that_is_ending_is_gone(proc: FakeProc) -> None:

@@ -193,6 +193,19 @@ def test_scanner_leaves_old_processes_alone_but_in_a_full_scan(proc: FakeProc) -
     assert found == [False, False, True]
 
 
+def test_scanner_knows_a_launch_by_its_ranks_however_late_it_became_one(proc: FakeProc) -> None:
+    scanner = ServerScanner(proc.root, young_scans=2, full_scans=1000)
+    proc.add(100, ["bash", "start.sh"])
+    for _ in range(3):
+        scanner.scan()
+    proc.add(100, MODULE)
+    proc.add_rank(101, "TP0", parent=100)
+
+    found = [[(each.pid, each.is_launch) for each in scanner.scan()] for _ in range(3)]
+
+    assert found == [[(100, True)]] * 3
+
+
 def test_scanner_forgets_processes_that_are_gone(proc: FakeProc) -> None:
     scanner = ServerScanner(proc.root, young_scans=1, full_scans=1000)
     proc.add(100, ["bash"])

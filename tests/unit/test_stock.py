@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from nccltune.host.facts import HostFacts
 from nccltune.live.scanner import MAX_RANKS_OF_SERVER, find_servers
+from nccltune.live.servers import Context
 from nccltune.live.stock import shape_of, take_stock
 from nccltune.profile import Profile
 from nccltune.seen_files import OWN
@@ -128,8 +130,11 @@ def test_shape_of_a_model_that_is_not_there_is_none() -> None:
     assert shape_of(command, {}, OWN) is None
 
 
-def test_stock_cuts_what_somebody_else_made_too_long(tmp_path: Path, profile_path: Path) -> None:
+def test_stock_cuts_what_somebody_else_made_too_long(
+    tmp_path: Path, profile_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     proc = FakeProc(tmp_path)
+    monkeypatch.setattr("nccltune.live.stock.Context", partial(Context, proc_root=proc.root))
     flags = [f"--flag-{number}" for number in range(1000)]
     argv = ["sglang", "serve", "--model-path", "x" * 5000, *flags, "--tp", "2"]
     proc.add(100, argv, environ={"NCCL_ALGO": "y" * 100_000})
