@@ -1,0 +1,62 @@
+"""Verifies of real servers on real GPUs, judged anew: the README's sentences rest on them."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from nccltune.cli.verify_answer import conclude
+from nccltune.cli.verify_data import Verified
+from nccltune.verify.judging.judgement import Cause, Verdict
+from nccltune.verify.record import load
+from tests.support.hosts import REPOSITORY
+
+RESULTS = REPOSITORY / "docs/results"
+
+
+def judged(kept: str, folder: Path) -> Verified:
+    """Judge the record of one run of docs/results as verify does when it has ended."""
+    (packed,) = (RESULTS / kept).glob("record-*.json.gz")
+    path = folder / packed.name.removesuffix(".gz")
+    path.write_bytes(gzip.decompress(packed.read_bytes()))
+    return conclude(load(path))
+
+
+@pytest.mark.parametrize(
+    ("kept", "verdict", "words"),
+    [
+        (
+            "two-h200-sglang/tuned-shm",
+            Verdict.GAIN,
+            "found-shm saves 3.4 % (3.1 to 3.7 %) of the time per verify step of default; time to "
+            "first token of the short prompt varies too much to compare",
+        ),
+        (
+            "one-h200-sglang/steps",
+            Verdict.REGRESSION,
+            "5 steps is slower than 2 steps: it takes 10.0 % (9.8 to 10.3 %) more time per verify",
+        ),
+        (
+            "one-h200-sglang/again",
+            Verdict.NO_DIFFERENCE,
+            "no difference worth having: again saves 0.0 % (-0.1 to 0.1 %)",
+        ),
+        (
+            "one-h200-sglang/profile",
+            Verdict.INCONCLUSIVE,
+            "nothing is claimed for routes-proof: NCCL is not on the path: tensor parallel size 1",
+        ),
+        ("two-h200-sglang/tuned-nvlink", Verdict.INCONCLUSIVE, "undecided: one block of 4 boots"),
+        ("two-h200-sglang/folk", Verdict.INCONCLUSIVE, "undecided: no whole block of 4 boots"),
+    ],
+)
+def test_kept_record_still_says_what_is_written_of_it(
+    tmp_path: Path, kept: str, verdict: Verdict, words: str
+) -> None:
+    judgement = judged(kept, tmp_path).judgement
+
+    assert judgement.verdict is verdict
+    assert judgement.sentence.startswith(words)
+    assert Cause.SIMULATED in {reason.cause for reason in judgement.reasons}
