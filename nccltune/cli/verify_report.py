@@ -45,7 +45,7 @@ METRIC_WORDS = {
 }
 GUARD_NAMES = {"ttft_short": "TTFT, short prompt", "ttft_long": "TTFT, long prompt"}
 GUARD_WORDS = {
-    GuardAnswer.ACCEPTED: "within 5 %",
+    GuardAnswer.ACCEPTED: "not 5 % slower",
     GuardAnswer.REJECTED: "SLOWER",
     GuardAnswer.MORE: "not decided",
 }

@@ -8,20 +8,19 @@ from pathlib import Path
 import pytest
 
 from nccltune.cli.verify_answer import conclude
-from nccltune.cli.verify_data import Verified
-from nccltune.verify.judging.judgement import Cause, Verdict
+from nccltune.verify.judging.judgement import Cause, Judgement, Verdict
 from nccltune.verify.record import load
 from tests.support.hosts import REPOSITORY
 
 RESULTS = REPOSITORY / "docs/results"
 
 
-def judged(kept: str, folder: Path) -> Verified:
+def judged(kept: str, folder: Path) -> Judgement:
     """Judge the record of one run of docs/results as verify does when it has ended."""
     (packed,) = (RESULTS / kept).glob("record-*.json.gz")
     path = folder / packed.name.removesuffix(".gz")
     path.write_bytes(gzip.decompress(packed.read_bytes()))
-    return conclude(load(path))
+    return conclude(load(path)).judgement
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def judged(kept: str, folder: Path) -> Verified:
 def test_kept_record_still_says_what_is_written_of_it(
     tmp_path: Path, kept: str, verdict: Verdict, words: str
 ) -> None:
-    judgement = judged(kept, tmp_path).judgement
+    judgement = judged(kept, tmp_path)
 
     assert judgement.verdict is verdict
     assert judgement.sentence.startswith(words)

@@ -117,7 +117,7 @@ def test_report_shows_the_effect_with_its_interval_and_the_guards_below_it() -> 
     assert effect[:7] == ["fast:", "time", "of", "a", "verify", "step", "+9.1"]
     assert effect[-2:] == ["2", "gain"]
     assert short[:3] == ["TTFT,", "short", "prompt"]
-    assert " ".join(long).endswith("within 5 %")
+    assert " ".join(long).endswith("not 5 % slower")
 
 
 def test_report_writes_what_rounds_to_nothing_without_a_sign() -> None:
