@@ -14,6 +14,7 @@ from nccltune.verify.judging.baseline import find_baseline, judge_running
 from nccltune.verify.judging.judgement import Cause, Judgement, Verdict
 from nccltune.verify.judging.stored import Baseline
 from nccltune.verify.model import Arm, Boot, Chunk, RankState, Run, Seen
+from nccltune.verify.noise import keep_boot_noise, known_boot_noise
 from nccltune.verify.record import VerifyRecord
 from tests.support.verify_boots import DEFAULT, FOLK, LAUNCH, a_boot, steady_boots
 
@@ -260,3 +261,22 @@ def test_judge_running_unchanged_server_is_called_drifted_at_most_as_often_as_st
         false += running(draw(), baseline).verdict is Verdict.DRIFT
 
     assert false <= trials * 0.05 + 4.0 * math.sqrt(trials * 0.05 * 0.95)
+
+
+def test_noise_that_started_servers_showed_is_known_of_one_that_runs_with_its_profile() -> None:
+    environ = {"NCCL_P2P_DISABLE": "1"}
+    keep_boot_noise(stored(environ=environ))
+    of_server = stored(arms=(RUNNING,), boots=(), url="http://127.0.0.1:30000")
+    tuned = {**environ, "NCCL_PROTO": "LL"}
+
+    assert known_boot_noise(replace(of_server, environ=tuned)) is not None
+    assert known_boot_noise(replace(of_server, environ={"NCCL_PROTO": "LL"})) is None
+
+
+def test_judge_running_server_is_told_that_the_recorded_noise_hides_a_change() -> None:
+    baseline = found(stored())
+
+    assert running(21.0, baseline).verdict is Verdict.DRIFT
+    hidden = running(21.0, baseline, noise=0.1)
+    assert hidden.verdict is Verdict.INCONCLUSIVE
+    assert Cause.RECORDED_NOISE in {reason.cause for reason in hidden.reasons}
