@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from nccltune.live.failed_starts import SERVER_ARGS
 from nccltune.live.procfs import PROC_ROOT
@@ -26,7 +27,22 @@ JOURNAL_TIMEOUT_S = 20.0
 MAX_ENDS = 100
 _OUTPUTS = (1, 2)
 _HEAD_BYTES = 512
+_ARGS = SERVER_ARGS.encode()
+OWN_WORDS = b"nccltune: "
 _INVOCATION = re.compile(r"[0-9a-f]{32}")
+
+
+class Glance(NamedTuple):
+    """What a look at a log says.
+
+    Attributes:
+        has_words: the words that were looked for are new in it.
+        has_moved: somebody else than ``nccltune launch`` wrote into it, which goes on saying that
+            nothing moves.
+    """
+
+    has_words: bool = False
+    has_moved: bool = False
 
 
 @dataclass(slots=True)
@@ -41,6 +57,9 @@ class LogFile:
             any more.
         is_shared: an earlier server may have written on after ``begin_bytes``, so that only what
             follows this one's arguments counts.
+        is_whole: it begins with the file, or with what an earlier server is known to have written,
+            so that this one's arguments are the last that are seen while it lives.
+        has_args: this one's arguments were seen while it lived.
     """
 
     descriptor: int
@@ -48,18 +67,30 @@ class LogFile:
     inode: tuple[int, int]
     head: bytes = b""
     is_shared: bool = False
+    is_whole: bool = False
+    has_args: bool = False
     is_lost: bool = False
     _looked_at: int = 0
+    _end: int = 0
 
-    def look(self, words: bytes) -> bool:
-        """Tell whether words were written since the last look; cheap to do often."""
+    def look(self, words: bytes) -> Glance:
+        """Tell what was written since the last look; cheap to do often."""
         content = self._content(max(self.begin_bytes, self._looked_at))
         if content is None:
-            return False
+            return Glance()
         begin, text = content
+        new = text[max(0, self._end - begin) :]
+        self._end = begin + len(text)
         # The words may be half written now.
-        self._looked_at = max(begin, begin + len(text) - len(words))
-        return words in text
+        overlap = max(len(words), len(_ARGS))
+        self._looked_at = max(begin, self._end - overlap)
+        place = text.rfind(_ARGS)
+        if place >= 0 and begin + place >= self.begin_bytes:
+            self.has_args, self.is_shared = True, False
+            if self.is_whole:
+                self.begin_bytes, self.head = begin + place, b""
+        has_moved = any(line and not line.startswith(OWN_WORDS) for line in new.split(b"\n"))
+        return Glance(words in text, has_moved)
 
     def read(self) -> str:
         """Return what was written since it was first seen; empty where that is lost."""
@@ -104,14 +135,21 @@ class LogFiles:
         return any(inode in inodes for inode in _outputs_of(pid, root))
 
     @property
-    def size_bytes(self) -> int:
-        """Size of all of them now."""
-        return sum(os.fstat(file.descriptor).st_size for file in self.files)
+    def has_args(self) -> bool:
+        """Whether the arguments of this start were seen while it lived."""
+        return any(file.has_args for file in self.files)
 
-    def has_new(self, words: bytes) -> bool:
-        """Tell whether words were written since this was asked last; looks at every file."""
+    def look(self, words: bytes) -> Glance:
+        """Tell what was written since this was asked last; looks at every file."""
         found = [file.look(words) for file in self.files]
-        return any(found)
+        return Glance(any(one.has_words for one in found), any(one.has_moved for one in found))
+
+    def go_on_from(self, earlier: LogFiles) -> None:
+        """Begin where the same process was followed from before it became what it is."""
+        begun = {file.inode: file for file in earlier.files}
+        for file in self.files:
+            if (before := begun.get(file.inode)) is not None and not before.is_lost:
+                file.begin_bytes, file.is_shared = before.begin_bytes, before.is_shared
 
     def read(self) -> str:
         """Return what was written since; empty where there is no file, or none that still tells."""
@@ -184,7 +222,8 @@ def open_logs(
                 logs.files.append(LogFile(descriptor, status.st_size, inode))
                 continue
             end = None if ends is None else ends.find(inode, descriptor)
-            logs.files.append(LogFile(descriptor, end or 0, inode, is_shared=end is not None))
+            is_shared = end is not None
+            logs.files.append(LogFile(descriptor, end or 0, inode, b"", is_shared, is_whole=True))
     return logs
 
 

@@ -33,7 +33,8 @@ class Pending:
     Attributes:
         process: as it was first seen. A title takes the place of its words, and one that is ending
             shows none.
-        front: the program in front of it that passes its output on; None for none.
+        fronts: programs in front of it that are given the same words, the nearest first.
+        front: the one of them that writes its log, and may outlive it; None for none.
         descriptor: becomes readable when the process ends, or the one in front that has outlived
             it; -1 where the kernel gives none.
         port: None where it is not known yet.
@@ -44,6 +45,7 @@ class Pending:
         listening_since_s: on the monotonic clock; None where it does not listen yet.
         log_moved_at_s: when its log was seen to have grown last.
         died_at_s: None while it lives.
+        text: its log at its death; later the file may be cut for the next start.
     """
 
     process: Process
@@ -51,6 +53,7 @@ class Pending:
     age_s: float
     logs: LogFiles
     port_watch: PortWatch
+    fronts: tuple[Process, ...] = ()
     front: Process | None = None
     descriptor: int = -1
     marker: Marker | None = None
@@ -64,23 +67,17 @@ class Pending:
     listening_since_s: float | None = None
     log_moved_at_s: float = 0.0
     died_at_s: float | None = None
-    _log_bytes: int = -1
+    text: str = ""
 
     @property
     def has_log(self) -> bool:
         """Whether its end will be explained."""
         return bool(self.logs.files or self.invocation_id)
 
-    def look_at_log(self, now_s: float) -> None:
-        """Note whether the log has grown."""
-        size = self.logs.size_bytes
-        if size != self._log_bytes:
-            self._log_bytes, self.log_moved_at_s = size, now_s
-
     def has_died(self, now_s: float) -> None:
         """Note its end, and wait for that of the program in front, whose last words count too."""
         self.died_at_s = now_s
-        self.look_at_log(now_s)
+        self.text = self.logs.read()
         self._stop_waiting()
         if self.front is not None:
             self.descriptor = open_end(self.front.pid)

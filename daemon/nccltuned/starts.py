@@ -69,6 +69,7 @@ READY_WORDS = b"The server is fired up and ready to roll"
 """Printed after the warm-up; whole logs are read only when a start has failed."""
 
 _ROOT_UID = 0
+MAX_FRONTS = 8
 MAX_MISSED = 10
 """So many starts that ended unseen are looked up in the journal."""
 
@@ -152,8 +153,10 @@ class StartTracker:
             elif is_launch(process.argv) and not is_launch(pending.process.argv):
                 # It has become SGLang by exec: port, mark and log may be others.
                 del self._pending[key]
-                pending.let_go()
                 self._follow(process)
+                if (anew := self._pending.get(key)) is not None:
+                    anew.logs.go_on_from(pending.logs)
+                pending.let_go()
             else:
                 self._look_at(key, pending)
         for key, process in list(self._settled.items()):
@@ -162,11 +165,12 @@ class StartTracker:
 
     def _look_at(self, key: tuple[int, int], pending: Pending) -> None:
         """See whether a server that lives is ready."""
-        pending.look_at_log(self.clock())
+        glance = pending.logs.look(READY_WORDS)
+        if glance.has_moved:
+            pending.log_moved_at_s = self.clock()
         # Of a process that is gone, procfs no longer tells which record is its own.
-        pending.record = pending.record or find_record(pending.process, self._records, self.root)
-        has_said_ready = pending.logs.has_new(READY_WORDS)
-        if self._is_ready(pending, has_said_ready=has_said_ready):
+        pending.record = pending.record or self._record_of(pending)
+        if self._is_ready(pending, has_said_ready=glance.has_words):
             del self._pending[key]
             self._settled[key] = pending.process
             self._end(pending, LogReading(Ending.READY))
@@ -195,19 +199,26 @@ class StartTracker:
         if self.is_known((self._boot_id, *key)):
             self._settled[key] = process
             return
+        others = (front for pending in self._pending.values() for front in pending.fronts)
+        if any(key == (front.pid, front.started_ticks) for front in others):
+            self._settled[key] = process  # what it is in front of is followed already
+            return
         reading = read_environ(process, self.root)
         if reading.problem == Unreadable.GONE:
             return  # without its mark it would be taken for a start without a profile
         environ = reading.values or {}
         age_s = age_of_s(process)
-        front = self._front_of(process)
+        fronts = self._fronts_of(process)
+        logs, writer = self._open_logs(process, fronts, is_new=age_s < NEW_S)
         pending = Pending(
             process=process,
             seen_at_s=self.clock(),
             age_s=age_s,
-            logs=self._open_logs(process, front, is_new=age_s < NEW_S),
+            logs=logs,
             port_watch=PortWatch(self.root, self.clock),
-            front=front,
+            fronts=fronts,
+            front=writer,
+            log_moved_at_s=self.clock(),
             marker=parse_marker(environ.get(MARKER)),
             descriptor=open_end(process.pid) if self.root == PROC_ROOT else -1,
             port=port_given(process),
@@ -215,10 +226,13 @@ class StartTracker:
             generation=self.generation,
         )
         invocation_id = environ.get("INVOCATION_ID", "")
-        if is_invocation(invocation_id) and any(
-            is_journal(pid, environ, self.root) for pid in _writers(process, front)
-        ):
-            pending.invocation_id = invocation_id
+        for each in (process, *fronts) if is_invocation(invocation_id) else ():
+            if is_journal(each.pid, environ, self.root):
+                pending.invocation_id = invocation_id
+                pending.front = pending.front or (None if each is process else each)
+                break
+        for each in fronts:
+            self._take_place_of(each)
         self._pending[key] = pending
         self._ask_more(pending, invocation_id)
 
@@ -237,19 +251,40 @@ class StartTracker:
         if pending.uid != _ROOT_UID and is_invocation(invocation_id):
             self.defer(lambda: is_of_unit(process.pid, invocation_id, self.root), take_word)
 
-    def _front_of(self, process: Process) -> Process | None:
-        """Return the program in front of a server that passes its output on, where there is one."""
-        front = read_process(process.parent_pid, self.root)
-        is_front = front is not None and tokens_of(front.argv) == tokens_of(process.argv) != []
-        return front if is_front else None
+    def _take_place_of(self, front: Process) -> None:
+        """Follow no program in front of a server beside it: ``timeout 60 sglang`` is one start."""
+        key = (front.pid, front.started_ticks)
+        if (other := self._pending.pop(key, None)) is not None:
+            other.let_go()
+            self._settled[key] = front
 
-    def _open_logs(self, process: Process, front: Process | None, *, is_new: bool) -> LogFiles:
-        """Open a server's log, or that of the program in front of it."""
-        for pid in _writers(process, front):
-            logs = open_logs(pid, is_new=is_new, root=self.root, ends=self._log_ends)
+    def _record_of(self, pending: Pending) -> LaunchRecord | None:
+        """Return the record of a start, be it that of a program in front of it."""
+        for each in (pending.process, *pending.fronts):
+            if (record := find_record(each, self._records, self.root)) is not None:
+                return record
+        return None
+
+    def _fronts_of(self, process: Process) -> tuple[Process, ...]:
+        """Return programs in front of a server that are given its words, the nearest first."""
+        words, fronts = tokens_of(process.argv), []
+        parent = read_process(process.parent_pid, self.root)
+        while parent is not None and words and tokens_of(parent.argv) == words:
+            fronts.append(parent)
+            parent = read_process(parent.parent_pid, self.root)
+            if len(fronts) == MAX_FRONTS:
+                break
+        return tuple(fronts)
+
+    def _open_logs(
+        self, process: Process, fronts: Sequence[Process], *, is_new: bool
+    ) -> tuple[LogFiles, Process | None]:
+        """Open a server's log, or that of the program in front of it, which is returned then."""
+        for each in (process, *fronts):
+            logs = open_logs(each.pid, is_new=is_new, root=self.root, ends=self._log_ends)
             if logs.files:
-                return logs
-        return LogFiles()
+                return logs, None if each is process else each
+        return LogFiles(), None
 
     def _is_ready(self, pending: Pending, *, has_said_ready: bool) -> bool:
         now_s = self.clock()
@@ -277,8 +312,9 @@ class StartTracker:
             return
         now_s = pending.died_at_s or self.clock()
         is_sure = pending.logs.is_seen and now_s - pending.log_moved_at_s >= HUNG_S
-        text = pending.logs.read()
-        if text and self._has_successor(pending):
+        text = pending.logs.read() or pending.text
+        # What follows a second one's arguments is not read anyway.
+        if text and not pending.logs.has_args and self._has_successor(pending):
             text = before_next_start(text)
         if text:
             self._end(pending, read_log(text, is_sure=is_sure))
@@ -298,7 +334,7 @@ class StartTracker:
             pending.logs.are_written_by(pid, self.root)
             for process in roots
             if process.started_ticks > pending.process.started_ticks
-            for pid in _writers(process, self._front_of(process))
+            for pid in (process.pid, *(front.pid for front in self._fronts_of(process)))
         )
 
     def _look_up(self, record: LaunchRecord) -> None:
@@ -323,9 +359,10 @@ class StartTracker:
     def _is_trusted(self, pending: Pending) -> bool:
         """Whether what became of it says something about the profile, as far as is seen here."""
         process = pending.process
-        record = pending.record or find_record(process, self._records, self.root)
+        record = pending.record or self._record_of(pending)
+        pids = {process.pid, *(front.pid for front in pending.fronts)}
         # In a container anybody can choose a number, so that another's record fits.
-        if record is not None and record.uid is None and record.pid == process.pid:
+        if record is not None and record.uid is None and record.pid in pids:
             return True  # written by who may write the store
         return pending.is_of_unit or pending.uid in self.trusted_uids
 
@@ -339,7 +376,7 @@ class StartTracker:
         self._log_ends.note(pending.logs)
         pending.let_go()
         process = pending.process
-        record = pending.record or find_record(process, self._records, self.root)
+        record = pending.record or self._record_of(pending)
         digest, name = profile_of(record, pending.marker)
         self.on_end(
             Start(
@@ -357,11 +394,6 @@ class StartTracker:
                 generation=(record.generation if record else 0) or pending.generation,
             )
         )
-
-
-def _writers(process: Process, front: Process | None) -> tuple[int, ...]:
-    """Return who may write a server's log: itself, or the program in front of it."""
-    return (process.pid,) if front is None else (process.pid, front.pid)
 
 
 def _tell_missed(pid: int) -> None:

@@ -65,7 +65,8 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: object) -
 def cli() -> None:
     """Find, prove and keep the NCCL settings that make tensor-parallel decoding fastest.
 
-    Start with: nccltune search. Every command takes --json for scripts.
+    Start with: nccltune search. Every command but run and launch takes --json for
+    scripts.
     """
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from nccltune.bench.compare import MIN_INTERVAL_PAIRS
 from nccltune.cli.envelope import one_line
 from nccltune.cli.tables import fact_grid, heading, indent, number_table, settings_block
 from nccltune.cli.words import (
@@ -93,8 +94,10 @@ def _facts(report: BenchReport) -> Iterator[tuple[str, str]]:
         f"in {format_clock(report.duration_s)} min",
     )
     yield "source", describe_source(report.source)
-    if report.interval_method:
+    if any(row.ratio_low is not None for row in report.rows):
         yield "interval", report.interval_method
+    elif report.rows:
+        yield "interval", f"none: it takes {MIN_INTERVAL_PAIRS} launches an arm"
     if report.memory_bytes_per_gpu is not None:
         yield "memory", f"{report.memory_bytes_per_gpu / MIB:.0f} MiB a GPU for one communicator"
 

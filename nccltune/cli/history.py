@@ -127,6 +127,6 @@ def _series_table(series: Sequence[Series]) -> RenderableType:
             each.name,
             Sparkline(values),
             f"{values[0]:.2f} to {values[-1]:.2f} {each.unit}",
-            UNKNOWN if change is None else f"{change:+.1f} %",
+            UNKNOWN if change is None else f"{change:+z.1f} %",
         )
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +17,7 @@ from nccltune.sglang.command import parse_launch
 from nccltune.sglang.defaults import SGLANG_BASE_ENVIRONMENT
 from nccltune.store.searches import count_searches, read_searches
 from nccltune.verify.boot_data import DAMAGE
+from nccltune.verify.judging.comparison import settings_of
 from nccltune.verify.judging.evidence import gather_evidence
 from nccltune.verify.judging.numbers import summarize
 from nccltune.verify.judging.stored import FREE_FLAGS, SAME_LOAD
@@ -40,12 +42,17 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One value that later ones of the same key may be compared with; smaller is faster."""
+    """One value that later ones of the same key may be compared with; smaller is faster.
+
+    Attributes:
+        detail: what tells it from others of the same name.
+    """
 
     key: object
     name: str
     unit: str
     value: float
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,7 @@ def read_history(last: int) -> History:
             entries.append(_from_search(kept))
         except DAMAGE as error:
             unusable.append(f"search {kept.get('name')}: damaged ({type(error).__name__}: {error})")
+    entries.reverse()  # the newest came first, which ties in time keep
     entries.sort(key=lambda entry: entry.at)
     return History(tuple(entries[-last:]), total - len(unusable), tuple(unusable))
 
@@ -136,7 +144,15 @@ def series_of(entries: Sequence[Entry]) -> list[Series]:
             at = entry.at.isoformat(timespec="seconds")
             points.setdefault(figure.key, []).append(Point(at, figure.value, entry.id))
             shown[figure.key] = figure
-    return [Series(each.name, each.unit, tuple(points[key])) for key, each in shown.items()]
+    names = Counter(each.name for each in shown.values())
+    return [
+        Series(
+            f"{each.name}, {each.detail}" if names[each.name] > 1 and each.detail else each.name,
+            each.unit,
+            tuple(points[key]),
+        )
+        for key, each in shown.items()
+    ]
 
 
 def _from_verify(record: VerifyRecord) -> Entry:
@@ -183,12 +199,15 @@ def _speeds(record: VerifyRecord) -> Iterator[Figure]:
             continue
         identity, words = known
         gpus = None if record.fingerprint is None else record.fingerprint.gpu_uuids
-        environ = tuple(sorted(record.environ.items()))
-        load = tuple(record.load.get(name) for name in SAME_LOAD)
-        key = (Kind.VERIFY, gpus, load, environ, identity)
+        # A server that runs has its profile in its environment already.
+        environ = sorted(record.environ.items() - settings_of(arm).items())
+        load = [(name, record.load.get(name)) for name in SAME_LOAD]
+        key = (Kind.VERIFY, gpus, tuple(load), tuple(environ), identity)
         if key not in seen:
             seen.add(key)
-            yield Figure(key, words, "ms a step", value)
+            detail = [f"{name} {held}" for name, held in load]
+            detail += [f"{name}={held}" for name, held in environ]
+            yield Figure(key, words, "ms a step", value, ", ".join(detail))
 
 
 def _identity(record: VerifyRecord, arm: Arm) -> tuple[object, str] | None:
@@ -260,5 +279,6 @@ def _all_reduces(answer: Mapping[str, object]) -> Iterator[Figure]:
         known = tuple(sorted(base.items())) if isinstance(base, dict) else None
         usual = SGLANG_BASE_ENVIRONMENT.items()
         own = [f"{name}={held}" for name, held in known or () if (name, held) not in usual]
-        name = " ".join((f"defaults, all-reduce of {size} B", *own))
-        yield Figure((Kind.SEARCH, gpus, size, known), name, "us", float(value))
+        name = f"defaults, all-reduce of {size} B"
+        key = (Kind.SEARCH, gpus, size, known)
+        yield Figure(key, name, "us", float(value), " ".join(own))

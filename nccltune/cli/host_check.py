@@ -13,6 +13,7 @@ from nccltune.host.facts import read_here
 from nccltune.host.fingerprint import Fingerprint, Match, MatchKind, compare
 from nccltune.host.match import restricted
 from nccltune.host.server_python import find_python
+from nccltune.live.profile_standing import ANY_HOST_ADVICE, EACH_LAUNCH_NEEDS_IT
 from nccltune.profile import source_doubt
 
 if TYPE_CHECKING:
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
 
 _ANY_HOST = "add --any-host to activate it all the same"
 _HERE = "launches on these GPUs get it from now on, those on others do not"
-_EACH_LAUNCH = (
-    "this host's GPUs cannot be read, so that each launch needs --any-host too: nccltune run "
-    "--any-host -- CMD"
-)
+_EACH_LAUNCH = f"{EACH_LAUNCH_NEEDS_IT} too: {ANY_HOST_ADVICE}"
 _UNKNOWN_NCCL = (
     "the server's NCCL is not known, so that it was not compared; every launch compares it, and "
     "here it takes --python PATH"
@@ -90,10 +88,9 @@ def _gpus_here(python: str) -> tuple[str, ...]:
 
 def _compared(profile: Profile, python: str, *, is_any_host: bool) -> Fit:
     if profile.fingerprint is None:
-        warning = (
-            f"profile {profile.name} was made for no particular host: not verified on this one"
-        )
-        return Fit(None, "the profile names no host: not verified here", warnings=(warning,))
+        reason = "names no host: not measured on this one"
+        warning = f"profile {profile.name} {reason}"
+        return Fit(None, f"the profile {reason}", warnings=(warning,))
     try:
         wanted = Fingerprint.from_json(profile.fingerprint)
     except ValueError as error:

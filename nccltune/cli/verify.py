@@ -109,6 +109,7 @@ def _start_and_measure(
             code="conflicting_options",
         )
     steps = asked.step_counts
+    boot_s = stored_boot_s(launch)
     words = asked.arm_words or (() if steps else default_arms())
     spec = VerifySpec(
         launch=launch,
@@ -119,10 +120,10 @@ def _start_and_measure(
         limits=asked.limits,
         is_any_host=asked.any_host,
         is_resume=asked.resume,
-        boot_s=stored_boot_s(launch),
-        is_decided=lambda record: _is_decided(record, asked.boots),
+        boot_s=boot_s,
+        is_decided=_is_decided,
+        on_begin=lambda record: render.print_note(_announcement(record, boot_s)),
     )
-    render.print_note(_announcement(spec))
     with polite_signals(), follow(wants_json=invocation.wants_json) as observer:
         return run_verify(spec, observer)
 
@@ -137,9 +138,9 @@ def _measure_running(asked: VerifyOptions, url: str, invocation: Invocation) -> 
     return conclude_running(record, stored, asked.baseline)
 
 
-def _is_decided(record: VerifyRecord, boots: int) -> bool:
+def _is_decided(record: VerifyRecord) -> bool:
     noise = known_boot_noise(record)
-    return is_decided(record.boots, record.arms, noise=noise, boots_planned=boots)
+    return is_decided(record.boots, record.arms, noise=noise, boots_planned=record.boots_planned)
 
 
 def _progress_to(observer: VerifyObserver) -> Callable[[str], None]:
@@ -154,16 +155,18 @@ def _progress_to(observer: VerifyObserver) -> Callable[[str], None]:
     return tell
 
 
-def _announcement(spec: VerifySpec) -> str:
+def _announcement(record: VerifyRecord, boot_s: float | None) -> str:
     """Say beforehand what is going to happen, and how long it takes."""
-    names = ", ".join(arm.name for arm in spec.arms)
-    count = len(spec.arms) * spec.boots
+    names = ", ".join(arm.name for arm in record.arms)
+    made = len(record.boots)
+    count = record.boot_total - made
     time_words = (
         "how long a start takes is not known yet"
-        if spec.boot_s is None
-        else f"about {format_clock(count * spec.boot_s)} at most, by earlier starts of this command"
+        if boot_s is None
+        else f"about {format_clock(count * boot_s)} at most, by earlier starts of this command"
     )
-    return f"{names}: up to {count} starts, {spec.boots} of each; {time_words}"
+    of_each = f"{record.boots_planned} of each" + (f", {made} made already" if made else "")
+    return f"{names}: up to {count} starts, {of_each}; {time_words}"
 
 
 def _with_markdown(answer: Answer, verified: Verified, path: Path | None) -> Answer:

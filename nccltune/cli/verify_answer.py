@@ -48,7 +48,7 @@ def conclude(record: VerifyRecord) -> Verified:
         record.boots,
         record.arms,
         noise=known_boot_noise(record),
-        boots_planned=record.boot_total // len(record.arms),
+        boots_planned=record.boots_planned,
         problems=[problem.message for problem in record.problems],
         predictions=predictions,
         operator=_operator(record),
@@ -99,6 +99,7 @@ def conclude_running(
         settings=settings_of(arm),
         fingerprint=record.fingerprint,
         load=record.load,
+        environ=record.environ,
     )
     if wanted is not None and not baseline.boots:
         reason = next(iter(baseline.misses), "it holds no boot of this launch")
@@ -199,7 +200,7 @@ def _next(verified: Verified, invocation: Invocation, *, is_any_host: bool) -> s
         if arm.profile is not None and arm.profile.name == active and not record.url:
             return "nccltune profile off"
     if judgement.verdict is Verdict.INCONCLUSIVE and not record.url:
-        planned = record.boot_total // len(record.arms)
+        planned = record.boots_planned
         # One that is judged is not resumed: it takes a verify of its own.
         anew = invocation.without(RESUME)
         return anew.format_again(boots=max(2 * planned, DECIDING_BOOTS))

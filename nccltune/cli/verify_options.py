@@ -29,7 +29,7 @@ class VerifyOptions:
     """What was typed."""
 
     arms: str | None
-    boots: int
+    boots: int | None
     url: str | None
     runs: int
     tokens: int
@@ -76,10 +76,9 @@ def verify_options(command: Decorated) -> Decorated:
         click.option(
             "--boots",
             type=click.IntRange(min=1),
-            default=DEFAULT_BOOTS,
-            show_default=True,
             metavar="N",
-            help="Starts of each arm, at most; fewer than 4 decide nothing.",
+            help="Starts of each arm, at most; fewer than 4 decide nothing. Default: "
+            f"{DEFAULT_BOOTS}, or as many as the verify that is resumed was begun with.",
         ),
         click.option(
             "--url",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nccltune.doctor.check import counted
 from nccltune.doctor.interpreter import Interpreter, find_interpreter, own_interpreter
 from nccltune.doctor.server import ProbedServer, ProbeError, probe_server
 from nccltune.errors import HostError, NccltuneError, UsageProblem
@@ -231,8 +232,8 @@ def _gpus(
 
 def _too_few(wanted: int, hardware: Hardware) -> UsageProblem:
     return UsageProblem(
-        f"the launch needs {wanted} GPUs here, and fewer of this host's {len(hardware.gpus)} are "
-        f"visible; lower --tp, or see {VISIBLE_VARIABLE}",
+        f"the launch needs {counted(wanted, 'GPU')} here, and fewer of this host's "
+        f"{len(hardware.gpus)} are visible; lower --tp, or see {VISIBLE_VARIABLE}",
         code="too_few_gpus",
     )
 

@@ -34,6 +34,15 @@ class Check:
     fix: str = ""
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """Write a number with what it counts; the plural is that with an s unless given.
+
+    >>> counted(1, "setting"), counted(0, "setting"), counted(2, "rank runs", "ranks run")
+    ('1 setting', '0 settings', '2 ranks run')
+    """
+    return f"{count} {one if count == 1 else many or f'{one}s'}"
+
+
 def split_advice(text: str) -> tuple[str, str]:
     """Part a message of an error of ours into what is wrong and what to do.
 

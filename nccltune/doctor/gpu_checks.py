@@ -13,7 +13,7 @@ from nccltune.bench.fitness import (
     find_unseen_memory,
     read_shm_free_bytes,
 )
-from nccltune.doctor.check import Check, Status, split_advice
+from nccltune.doctor.check import Check, Status, counted, split_advice
 from nccltune.errors import HostError
 from nccltune.host.hardware import read_peer_refusals
 from nccltune.live.procfs import TITLE_PREFIX, read_process
@@ -56,9 +56,9 @@ def _nvml(case: Case) -> Check:
     if hardware.problems:
         fix = "see Xid lines in the kernel log; reset or replace the GPU, or reboot the host"
         return Check(name, Status.FAIL, "; ".join(hardware.problems), fix)
-    count = len(hardware.gpus)
+    count = counted(len(hardware.gpus), "GPU")
     version = hardware.driver_version or "of unknown version"
-    return Check(name, Status.OK, f"driver {version} answers for {count} GPUs")
+    return Check(name, Status.OK, f"driver {version} answers for {count}")
 
 
 def _chosen(gpus: tuple[Gpu, ...]) -> Check:
@@ -113,7 +113,7 @@ def _peer_access(case: Case) -> Check:
     if refused:
         (i, j), reason = next(iter(refused.items()))
         which = f"GPUs {gpus[i].idx} and {gpus[j].idx}"
-        more = f" and {len(refused) - 1} more pairs" if len(refused) > 1 else ""
+        more = f" and {counted(len(refused) - 1, 'more pair')}" if len(refused) > 1 else ""
         message = f"the driver grants no direct access between {which}{more}: {reason}"
         has_nvlink = any((case.links[i][j] or "").startswith("NV") for i, j in refused)
         fix = (
@@ -149,7 +149,8 @@ def _users(case: Case) -> Check:
     if hidden:
         message = f"the driver does not list the processes on GPU {', '.join(hidden)}"
         return Check(name, Status.SKIP, message)
-    serving = f"; {len(titles)} SGLang processes run there" if titles else ""
+    ours = counted(len(titles), "SGLang process runs", "SGLang processes run")
+    serving = f"; {ours} there" if titles else ""
     return Check(name, Status.OK, f"nobody else computes on these GPUs{serving}")
 
 

@@ -6,7 +6,7 @@ import difflib
 from typing import TYPE_CHECKING
 
 from nccltune.bench.fitness import contradicting_settings
-from nccltune.doctor.check import Check, Status
+from nccltune.doctor.check import Check, Status, counted
 from nccltune.envvars import CATALOGUE, Kind
 from nccltune.host.conf_files import effective_settings
 from nccltune.inject.marker import MARKER, parse_marker
@@ -83,7 +83,8 @@ def _environment(case: Case) -> Iterator[Check]:
         *misread.values(),
     ]
     if not found:
-        shown = f"{len(given)} NCCL variables are set" if given else "no NCCL variable is set"
+        count = counted(len(given), "NCCL variable is set", "NCCL variables are set")
+        shown = count if given else "no NCCL variable is set"
         yield Check(name, Status.OK, f"{shown} outside the profile, and none stands in its way")
     for message, fix in found:
         yield Check(name, Status.WARN, message, fix)

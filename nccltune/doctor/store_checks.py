@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nccltune.doctor.check import Check, Status, split_advice
+from nccltune.doctor.check import Check, Status, counted, split_advice
 from nccltune.doctor.mounts import mount_of, parse_mountinfo
 from nccltune.errors import NccltuneError
 from nccltune.host.fingerprint import Fingerprint, MatchKind, compare
@@ -99,10 +99,10 @@ def _active_profile(case: Case) -> Check:
     if active.profile is None:
         message = "no profile is active: every launch starts on SGLang's defaults"
         return Check(name, Status.OK, message)
-    count = len(active.profile.settings)
+    count = counted(len(active.profile.settings), "setting")
     how = _HOW.get(active.how, "")
     at = f" at {active.activated_at}" if active.activated_at else ""
-    message = f"profile {active.name} with {count} settings, activated{how}{at}"
+    message = f"profile {active.name} with {count}, activated{how}{at}"
     return Check(name, Status.OK, message)
 
 
@@ -113,7 +113,7 @@ def _profile_match(case: Case) -> Check:
     if profile is None:
         return Check(name, Status.SKIP, "no usable profile is active")
     if profile.fingerprint is None:
-        message = f"profile {profile.name} was made for no particular host: not verified here"
+        message = f"profile {profile.name} names no host: not measured on this one"
         return Check(name, Status.WARN, message, "nccltune search")
     try:
         wanted = Fingerprint.from_json(profile.fingerprint)
@@ -185,7 +185,7 @@ def _from_decision(name: str, decision: Decision) -> Check:
         return Check(name, Status.OK, message)
     kept = [f"{n}={v} (the operator's)" for n, v in decision.kept_from_operator.items()]
     lost = [f"{n}={v} ({why})" for n, v, why in decision.overwritten_by_sglang]
-    message = f"{decision.reason}; {len(decision.applied)} variables"
+    message = f"{decision.reason}; {counted(len(decision.applied), 'variable')}"
     if kept or lost:
         message += f", except where others decide: {', '.join([*kept, *lost])}"
         fix = "unset what the operator set, and leave out the flags behind what SGLang sets"

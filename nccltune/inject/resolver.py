@@ -189,7 +189,7 @@ def _match_warnings(profile: Profile, match: HostMatch) -> list[str]:
     if doubt := source_doubt(profile.source):
         warnings.append(f"profile {profile.name} was {doubt.words}: used because of --any-host")
     if profile.fingerprint is None:
-        reason = "was made for no particular host: not verified on this one"
+        reason = "names no host: not measured on this one"
         return [*warnings, f"profile {profile.name} {reason}"]
     if match.kind is MatchKind.IDENTICAL:
         return warnings

@@ -28,6 +28,8 @@ _CHANGES = {
 SEARCH_ADVICE = "nccltune search"
 DOCTOR_ADVICE = "nccltune doctor"
 VERIFY_ADVICE = "nccltune verify -- CMD"
+ANY_HOST_ADVICE = "nccltune run --any-host -- CMD"
+EACH_LAUNCH_NEEDS_IT = "this host's GPUs cannot be read, so that each launch needs --any-host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,10 @@ def judge_profile(
         return replace(live, advice=_broken_advice(active) if live.problem else "")
     live = replace(live, is_insisted_on=active.is_insisted_on(here.gpu_uuids if here else ()))
     doubt = source_doubt(profile.source)
+    if doubt is not None and here is None:
+        # Whether a person has insisted on it here is told by the GPUs.
+        problem = f"it was {doubt.words}, and {EACH_LAUNCH_NEEDS_IT}"
+        return replace(live, problem=problem, advice=ANY_HOST_ADVICE)
     if doubt is not None and not live.is_insisted_on:
         problem = f"it was {doubt.words}, and nobody has activated it here with --any-host"
         return replace(live, problem=problem, advice=SEARCH_ADVICE)

@@ -26,7 +26,7 @@ from nccltune.verify.sameness import (
 from nccltune.verify.serving.boots import Booter
 from nccltune.verify.serving.memory import MemoryWatch
 from nccltune.verify.serving.preflight import Ground, ReadyArm, prepare
-from nccltune.verify.spec import VerifyProgress, VerifyStage
+from nccltune.verify.spec import DEFAULT_BOOTS, VerifyProgress, VerifyStage
 
 if TYPE_CHECKING:
     from nccltune.supervise import Moment
@@ -53,10 +53,13 @@ def run_verify(spec: VerifySpec, observer: VerifyObserver) -> VerifyRecord:
         BusyError: the port is in use, or a search or verify runs on this host.
         HostError: the driver does not answer before there is a boot.
     """
-    order = boot_order(len(spec.arms), spec.boots)
+    boot_order(len(spec.arms), spec.boots or DEFAULT_BOOTS)  # refused before anything is begun
     with host_lock(host_lock_path(), VERIFY):
         ground = prepare(spec)
-        record = begin_record(spec, ground, boot_total=len(order))
+        record = begin_record(spec, ground)
+        if spec.on_begin is not None:
+            spec.on_begin(record)
+        order = boot_order(len(spec.arms), record.boots_planned)
         return _Verify(spec, observer, ground, record).run(order)
 
 

@@ -95,6 +95,11 @@ class VerifyRecord:
     stopped: NccltuneError | None = None
     judgement: Mapping[str, object] = field(default_factory=dict)
 
+    @property
+    def boots_planned(self) -> int:
+        """Boots of each arm at most."""
+        return self.boot_total // len(self.arms)
+
 
 def record_to_json(record: VerifyRecord) -> dict[str, Any]:
     """Return a record as JSON values."""

@@ -13,6 +13,7 @@ from nccltune.envvars import CATALOGUE
 from nccltune.errors import FileError, UsageProblem
 from nccltune.verify.record import VerifyRecord, logs_dir, newest_records, verifies_dir
 from nccltune.verify.sameness import changed_flags, hidden, visible
+from nccltune.verify.spec import DEFAULT_BOOTS
 
 if TYPE_CHECKING:
     from nccltune.host.fingerprint import Fingerprint
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 _TELLING = ("NCCL_", "CUDA_", "SGLANG_SIMULATE_")
 
 
-def begin_record(spec: VerifySpec, ground: Ground, *, boot_total: int) -> VerifyRecord:
+def begin_record(spec: VerifySpec, ground: Ground) -> VerifyRecord:
     """Return the record to go on with.
 
     Raises:
         FileError: there is nothing to resume, or only verifies of something else.
-        UsageProblem: the one to resume has made more boots than are asked for.
+        UsageProblem: the one to resume was begun with more boots than are asked for.
     """
     record = VerifyRecord(
         id=new_id(),
@@ -36,7 +37,7 @@ def begin_record(spec: VerifySpec, ground: Ground, *, boot_total: int) -> Verify
         launch=hidden(spec.launch),
         arms=tuple(replace(arm, argv=hidden(arm.argv)) for arm in spec.arms),
         load=asdict(spec.load),
-        boot_total=boot_total,
+        boot_total=len(spec.arms) * (spec.boots or DEFAULT_BOOTS),
         flags={ready.arm.name: ready.flags for ready in ground.arms},
         sglang_version=ground.sglang_version,
         fingerprint=ground.fingerprint,
@@ -45,11 +46,11 @@ def begin_record(spec: VerifySpec, ground: Ground, *, boot_total: int) -> Verify
     )
     if spec.is_resume:
         left = _find(record)
-        _check_boots(left, spec.boots, boot_total)
+        _check_boots(left, spec.boots)
         notes = dict.fromkeys((*left.notes, *ground.notes))
         record = replace(
             left,
-            boot_total=boot_total,
+            boot_total=record.boot_total if spec.boots else left.boot_total,
             notes=tuple(notes),
             problems=(),
             is_finished=False,
@@ -99,13 +100,13 @@ def _find(wanted: VerifyRecord) -> VerifyRecord:
     )
 
 
-def _check_boots(left: VerifyRecord, boots: int, boot_total: int) -> None:
+def _check_boots(left: VerifyRecord, boots: int | None) -> None:
     """Refuse fewer boots than were planned: whoever stopped may have seen the figures.
 
     A verify that may end where they look best claims what is not there.
     """
-    if boot_total < left.boot_total:
-        planned = left.boot_total // len(left.arms)
+    planned = left.boots_planned
+    if boots is not None and boots < planned:
         raise UsageProblem(
             f"--boots {boots}: this verify was begun with {planned} boots an arm, and where it "
             f"ends must not depend on its figures; to resume it, give --boots {planned} or more",

@@ -25,25 +25,28 @@ class VerifySpec:
         launch: the command as typed.
         arms: as ``make_arms`` made them of it; the first is the baseline.
         environ: the environment that every server is started in, before its arm's settings.
-        boots: how often each arm is started at most; an even number.
+        boots: how often each arm is started at most; an even number. None for the usual, or as
+            many as the verify that is resumed was begun with.
         load: what each server is asked.
         limits: of a start, as for ``nccltune launch``.
         is_any_host: a person overrides the rules about hosts.
         is_resume: go on with the newest verify of the same kind that is not finished or judged.
         boot_s: how long a boot takes, by earlier verifies; None where that is not known.
         is_decided: asked after each round; True ends the verify before all boots are made.
+        on_begin: told of the record when nothing stands in the way of the first boot any more.
     """
 
     launch: tuple[str, ...]
     arms: tuple[Arm, ...]
     environ: Mapping[str, str]
     load: LoadPlan
-    boots: int = DEFAULT_BOOTS
+    boots: int | None = None
     limits: Limits = field(default_factory=Limits)
     is_any_host: bool = False
     is_resume: bool = False
     boot_s: float | None = None
     is_decided: Callable[[VerifyRecord], bool] | None = None
+    on_begin: Callable[[VerifyRecord], None] | None = None
 
 
 class VerifyStage(StrEnum):

@@ -34,6 +34,7 @@ from nccltune.verify import record as records
 from nccltune.verify.model import Boot, RankState, Seen
 from nccltune.verify.record import VerifyRecord, newest_records, save
 from nccltune.verify.sameness import hidden
+from nccltune.verify.spec import DEFAULT_BOOTS
 from tests.support.boots import DEFAULT_ARM, FAST, HOST, ON_PATH, mirrored, record_of
 from tests.support.command_line import envelope_of
 from tests.support.launching import WAIT_S, is_alive, wait_for, with_repository
@@ -402,7 +403,11 @@ def measured(monkeypatch: Patch) -> Callable[..., None]:
     def choose(*boots: Boot, **changes: Any) -> None:
         def run(spec: VerifySpec, _observer: VerifyObserver) -> VerifyRecord:
             arms = tuple(replace(arm, argv=hidden(arm.argv)) for arm in spec.arms)
-            return record_of(tuple(boots), arms=arms, launch=hidden(spec.launch), **changes)
+            record = record_of(tuple(boots), arms=arms, launch=hidden(spec.launch), **changes)
+            if spec.on_begin is not None:
+                boot_total = len(spec.arms) * (spec.boots or DEFAULT_BOOTS)
+                spec.on_begin(replace(record, boots=(), boot_total=boot_total))
+            return record
 
         monkeypatch.setattr(verify_verb, "run_verify", run)
 

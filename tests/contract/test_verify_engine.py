@@ -369,6 +369,23 @@ def test_resume_with_fewer_boots_than_planned_is_refused_and_loses_none(tmp_path
     assert run_verify(resumed, Watcher()).id == stopped.id
 
 
+def test_resume_without_a_number_makes_as_many_boots_as_were_planned(tmp_path: Path) -> None:
+    port = free_port()
+
+    def stop(progress: VerifyProgress) -> None:
+        if progress.position == 3 and progress.stage is VerifyStage.START:
+            raise KeyboardInterrupt
+
+    run_verify(make_spec(tmp_path, port=port, boots=2), Watcher(stop))
+    begun: list[VerifyRecord] = []
+    resumed = make_spec(tmp_path, port=port, is_resume=True)
+
+    record = run_verify(replace(resumed, boots=None, on_begin=begun.append), Watcher())
+
+    assert [(len(one.boots), one.boots_planned) for one in begun] == [(3, 2)]
+    assert len(record.boots) == record.boot_total == 4
+
+
 def test_resume_of_boots_that_nobody_judged_starts_nothing(tmp_path: Path) -> None:
     parts = {"port": free_port()}
     whole = run_verify(make_spec(tmp_path, **parts), Watcher())  # type: ignore[arg-type]

@@ -146,8 +146,52 @@ def test_searches_under_another_environment_are_not_compared(capsys: Capture) ->
     size = IMPROVED.payloads[0].size_bytes
     assert [(each["name"], len(each["points"])) for each in series] == [
         (f"defaults, all-reduce of {size} B", 2),
-        (f"defaults, all-reduce of {size} B NCCL_P2P_DISABLE=1", 1),
+        (f"defaults, all-reduce of {size} B, NCCL_P2P_DISABLE=1", 1),
     ]
+
+
+def test_figures_of_one_name_say_what_tells_them_apart(capsys: Capture) -> None:
+    for day, tokens in enumerate((20, 41, 41), start=1):
+        keep_verify(day, 9.8, 8.9, load={"concurrency": 1, "tokens": tokens})
+
+    series = envelope_of(capsys, "history")["data"]["series"]
+
+    assert {each["name"]: len(each["points"]) for each in series} == {
+        "defaults, 2 steps, kimi, tp 2, concurrency 1, tokens 20": 1,
+        "fast, 2 steps, kimi, tp 2, concurrency 1, tokens 20": 1,
+        "defaults, 2 steps, kimi, tp 2, concurrency 1, tokens 41": 2,
+        "fast, 2 steps, kimi, tp 2, concurrency 1, tokens 41": 2,
+    }
+
+
+def test_a_server_that_runs_is_on_the_line_of_the_verify_of_its_profile(capsys: Capture) -> None:
+    first = keep_verify(1, 9.8, 8.9)
+    (fast,) = [arm for arm in first.arms if arm.name == "fast"]
+    assert fast.profile is not None
+    boots = [replace(boot, arm="running") for boot in first.boots if boot.arm == "fast"]
+    running = replace(
+        first,
+        id="20261102-120000-7",
+        created_at="2026-11-02T12:00:00+00:00",
+        url="http://127.0.0.1:30000",
+        arms=(replace(fast, name="running"),),
+        boots=tuple(boots[:1]),
+        environ={**first.environ, **fast.profile.settings},
+    )
+    save(running)
+
+    series = envelope_of(capsys, "history")["data"]["series"]
+
+    assert [len(each["points"]) for each in series] == [1, 2]
+
+
+def test_verifies_of_one_second_are_listed_in_their_order(capsys: Capture) -> None:
+    record = keep_verify(1, 9.8, 8.9)
+    save(replace(record, id="20261101-120000-8"))
+
+    entries = envelope_of(capsys, "history")["data"]["entries"]
+
+    assert [entry["id"] for entry in entries] == ["20261101-120000-7", "20261101-120000-8"]
 
 
 def test_figures_of_another_port_and_driver_are_compared(capsys: Capture) -> None:

@@ -147,13 +147,13 @@ def test_activate_of_what_was_not_measured_needs_any_host(
     assert read_active().is_insisted_on(FINGERPRINT.gpu_uuids)
 
 
-def test_activate_of_a_profile_for_no_host_is_unverified(
+def test_activate_of_a_profile_for_no_host_says_that_it_was_not_measured_here(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     envelope = profile_verb(capsys, "activate", "folk-ll-ring")
 
     assert envelope["exit_code"] == 0
-    assert "not verified" in envelope["warnings"][0]
+    assert envelope["warnings"] == ["profile folk-ll-ring names no host: not measured on this one"]
     assert read_active().name == "folk-ll-ring"
 
 

@@ -240,6 +240,15 @@ def test_bench_report_of_too_few_launches_claims_nothing() -> None:
     text = rendered(bench_parts([bench_report(rows=rows)]))
 
     assert "too few launches to tell a difference from noise" in text
+    [line] = [each for each in text.splitlines() if each.split()[:1] == ["interval"]]
+    assert line.split(maxsplit=1)[1] == "none: it takes 3 launches an arm"
+
+
+def test_bench_report_says_how_the_intervals_that_it_has_were_found() -> None:
+    text = rendered(bench_parts([bench_report()]))
+
+    assert "made up for a test" in text
+    assert "none: it takes" not in text
 
 
 def test_bench_data_has_the_first_candidate_at_the_top_and_all_in_a_list() -> None:

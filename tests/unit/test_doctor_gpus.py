@@ -112,6 +112,7 @@ def test_single_gpu_has_nothing_to_compare(host: DoctorHost) -> None:
     checks = host.look()
 
     assert checks["gpus"].status is Status.OK
+    assert checks["nvml"].message.endswith("for 1 GPU")
     assert {checks[n].status for n in DEPENDENT if n != "gpu_users"} == {Status.SKIP}
 
 
@@ -153,6 +154,12 @@ def test_peer_access_that_is_refused_says_why(pcie: DoctorHost, status: int, rea
     assert_status(pcie.look()["peer_access"], Status.WARN, "GPUs 1 and 4", reason, "IOMMU")
 
 
+def test_peer_access_that_two_pairs_lack_names_one_more(pcie: DoctorHost) -> None:
+    pcie.nvml.peer_status = lambda a, b: int({a, b} in ({1, 4}, {2, 5}))
+
+    assert_status(pcie.look()["peer_access"], Status.WARN, "GPUs 1 and 4 and 1 more pair:")
+
+
 def test_peer_access_refused_in_spite_of_nvlink_is_a_failure(host: DoctorHost) -> None:
     host.nvml.peer_status = lambda _a, _b: 5
 
@@ -178,9 +185,10 @@ def process(host: DoctorHost, pid: int, *argv: str) -> None:
 
 def test_ranks_of_sglang_are_no_strangers(host: DoctorHost) -> None:
     process(host, 41, "sglang::scheduler_TP0")
-    process(host, 42, "python", "-m", "sglang.launch_server", "--tp", "8")
+    assert_status(host.look()["gpu_users"], Status.OK, "1 SGLang process runs there")
 
-    assert_status(host.look()["gpu_users"], Status.OK, "2 SGLang processes")
+    process(host, 42, "python", "-m", "sglang.launch_server", "--tp", "8")
+    assert_status(host.look()["gpu_users"], Status.OK, "2 SGLang processes run there")
 
 
 def test_strangers_are_named(host: DoctorHost) -> None:

@@ -96,7 +96,13 @@ def test_environment_without_variables_is_fine(host: DoctorHost) -> None:
 def test_environment_of_harmless_variables_is_fine(host: DoctorHost) -> None:
     host.environ |= {"NCCL_DEBUG": "WARN", "NCCL_IB_HCA": "mlx5", "NCCL_P2P_LEVEL": "NVL"}
 
-    assert_status(host.look()["environment"], Status.OK, "3 NCCL variables")
+    assert_status(host.look()["environment"], Status.OK, "3 NCCL variables are set")
+
+
+def test_environment_of_one_variable_is_counted_as_one(host: DoctorHost) -> None:
+    host.environ["NCCL_DEBUG"] = "WARN"
+
+    assert_status(host.look()["environment"], Status.OK, "1 NCCL variable is set")
 
 
 @pytest.mark.parametrize(

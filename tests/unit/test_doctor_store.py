@@ -253,10 +253,14 @@ def test_profile_is_not_compared_while_the_servers_nccl_is_unknown(host: DoctorH
     assert_status(host.look()["profile_match"], Status.SKIP, "did not answer")
 
 
-def test_profile_of_no_host_is_unverified(host: DoctorHost) -> None:
+def test_profile_of_no_host_says_that_it_was_not_measured_here(host: DoctorHost) -> None:
     keep(host, fingerprint=None)
 
-    assert_status(host.look()["profile_match"], Status.WARN, "no particular host")
+    check = host.look()["profile_match"]
+
+    # A verify may have been done here, so that it must not be called unverified.
+    assert_status(check, Status.WARN, "names no host: not measured on this one")
+    assert "verified" not in check.message
 
 
 def test_profile_with_a_fingerprint_that_makes_no_sense_is_a_failure(host: DoctorHost) -> None:
@@ -275,6 +279,26 @@ def test_launch_of_this_host_gets_the_profile(host: DoctorHost, tmp_path: Path) 
     check = host.look(*launch_words(tmp_path))["profile_for_launch"]
 
     assert_status(check, Status.OK, "kimi is applied", "identical", "2 variables")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "given"),
+    [
+        ({}, "0 settings,", "0 variables"),
+        ({"NCCL_MAX_CTAS": "16"}, "1 setting,", "1 variable"),
+        (SETTINGS, "2 settings,", "2 variables"),
+    ],
+)
+def test_profile_is_counted_in_words_that_fit_the_number(
+    host: DoctorHost, tmp_path: Path, settings: dict[str, str], said: str, given: str
+) -> None:
+    write_models(tmp_path)
+    keep(host, settings=settings)
+
+    checks = host.look(*launch_words(tmp_path))
+
+    assert_status(checks["active_profile"], Status.OK, said)
+    assert checks["profile_for_launch"].message.endswith(given)
 
 
 def test_launch_with_settings_of_the_operator_names_them(host: DoctorHost, tmp_path: Path) -> None:

@@ -168,6 +168,26 @@ def test_judge_of_what_was_not_measured_on_real_ranks_is_degraded_unless_a_perso
     assert (said.is_degraded, said.is_insisted_on) == (False, True)
 
 
+@pytest.mark.parametrize("any_host_gpus", [(), HERE.gpu_uuids])
+@pytest.mark.parametrize("source", ["shared-gpu", "recording:h200-2x-shm"])
+def test_judge_of_what_was_not_measured_where_no_gpu_can_be_read_asks_for_any_host_each_time(
+    source: str, any_host_gpus: tuple[str, ...]
+) -> None:
+    state = active()
+    assert state.profile is not None
+    profile = replace(state.profile, source=source)
+
+    live = judge_profile(replace(state, profile=profile, any_host_gpus=any_host_gpus), None)
+
+    assert live.is_degraded
+    assert live.problem.endswith(
+        "this host's GPUs cannot be read, so that each launch needs --any-host"
+    )
+    # Somebody may well have activated it here: that alone does not help.
+    assert "nobody" not in live.problem
+    assert live.advice == "nccltune run --any-host -- CMD"
+
+
 def test_judge_of_a_foreign_profile_that_a_person_insists_on_is_not_degraded() -> None:
     foreign = active(replace(HERE, nccl_version="2.27.5"))
     assert judge_profile(foreign, HERE).is_degraded

@@ -74,7 +74,7 @@ def test_logs_that_were_cut_and_written_anew_tell_nothing_any_more(
 ) -> None:
     proc.write_to(100, log_path)
     found = open_logs(100, is_new=True, root=proc.root)
-    found.has_new(b"ready")
+    found.look(b"ready")
     log_path.write_text(content, encoding="utf-8")
 
     assert found.read() == ""
@@ -163,13 +163,13 @@ def test_logs_are_asked_for_new_words_alone(proc: FakeProc, log_path: Path) -> N
     proc.write_to(100, log_path, flags=APPENDING)
     found = open_logs(100, is_new=True, root=proc.root)
     with log_path.open("a", encoding="utf-8") as file:
-        assert not found.has_new(b"ready to roll")
+        assert not found.look(b"ready to roll").has_words
         for part in ("it is ready", " to roll\n"):
             file.write(part)
             file.flush()
-            answer = found.has_new(b"ready to roll")
+            answer = found.look(b"ready to roll").has_words
     log_path.write_text("cut\n", encoding="utf-8")
 
     assert answer
-    assert not found.has_new(b"ready to roll")
+    assert not found.look(b"ready to roll").has_words
     found.close()

@@ -440,6 +440,136 @@ def test_starts_of_a_loop_that_write_into_one_file_are_judged_each_by_its_own(
     assert [start.ending for start in host.ended] == endings
 
 
+def test_start_of_a_shared_log_that_writes_more_than_is_read_is_judged(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = host.folder / "loop.log"
+    append(path, f"[12:00:00] first\n{OUT_OF_MEMORY}")
+    for pid, text in ((100, ""), (101, f"{ARGS}{'x' * 5000}\n")):
+        host.proc.add(pid, ARGV, ticks=host.ticks + pid)
+        host.proc.write_to(pid, path, flags=os.O_WRONLY)
+        host.look()
+        append(path, text)
+        host.look()
+        if pid == 101:
+            monkeypatch.setattr("nccltuned.logs.TAIL_BYTES", 1000)
+            append(path, f"{'y' * 5000}\n{DIED_IN_NCCL}")
+        host.proc.remove(pid)
+        host.look()
+
+    assert [start.ending for start in host.ended] == [Ending.MEMORY, Ending.NCCL]
+
+
+def test_start_in_a_log_that_others_began_is_judged_from_its_own_arguments_on(host: Host) -> None:
+    path = host.folder / "loop.log"
+    append(path, f"{IN_NCCL}{WHOLE}")  # before the service was there
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.proc.write_to(100, path, flags=os.O_WRONLY)
+    host.look()
+    append(path, ARGS)
+    host.look()
+    append(path, "CUDA out of memory\n")
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is Ending.MEMORY
+
+
+def test_start_whose_successor_has_said_nothing_yet_keeps_its_own_words(host: Host) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.log(ARGS)
+    host.look()
+    host.log(DIED_IN_NCCL)
+    host.proc.remove(100)
+    host.proc.add(200, ARGV, ticks=host.ticks + 5)
+    host.proc.write_to(200, host.folder / "100.log")
+    host.tracker.step()
+
+    assert host.only().ending is Ending.NCCL
+
+
+def test_log_that_is_cut_while_the_program_in_front_lives_is_known_from_before(host: Host) -> None:
+    host.proc.add(90, ("python3", "/usr/bin/nccltune", "launch", "--", *ARGV), ticks=host.ticks)
+    host.log(f"{ARGS}{DIED_IN_NCCL}", pid=90)
+    host.proc.add(100, ARGV, parent=90, ticks=host.ticks)
+    host.look()
+    host.proc.remove(100)
+    host.look()
+    (host.folder / "90.log").write_text("", encoding="utf-8")
+    host.proc.remove(90)
+    host.look()
+
+    assert host.only().ending is Ending.NCCL
+
+
+def test_what_launch_says_of_a_hang_is_no_movement(host: Host) -> None:
+    host.proc.add(90, ("python3", "/usr/bin/nccltune", "launch", "--", *ARGV), ticks=host.ticks)
+    host.log(f"{ARGS}{BEGUN}", pid=90)
+    host.proc.add(100, ARGV, parent=90, ticks=host.ticks)
+    host.look()
+    for passed_s in (30, 60):
+        host.now_s += 30.0
+        host.log(f"nccltune: 0:{passed_s} connecting ranks, no progress for {passed_s} s\n", pid=90)
+        host.look()
+    host.proc.remove(90, 100)
+    host.look()
+
+    assert host.only().ending is Ending.NCCL
+
+
+def test_program_in_front_that_starts_servers_again_and_again_is_not_waited_for(
+    host: Host,
+) -> None:
+    host.proc.add(90, ("keep.sh", "nccltune", "run", "--", *ARGV), ticks=host.ticks)
+    host.proc.add(100, ARGV, parent=90, ticks=host.ticks)
+    host.log(DIED_IN_NCCL)
+    host.look()
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is Ending.NCCL
+
+
+@pytest.mark.parametrize("is_child_first", [False, True], ids=["recorded first", "seen first"])
+def test_server_behind_a_program_of_its_words_is_one_start_with_its_record(
+    host: Host, *, is_child_first: bool
+) -> None:
+    host.proc.add(80, ("python3", "/usr/bin/nccltune", "launch", "--", *ARGV), ticks=host.ticks)
+    host.log("", pid=80)
+    host.proc.add(90, ("timeout", "600", *ARGV), parent=80, ticks=host.ticks)
+    host.proc.add(100, ARGV, parent=90, ticks=host.ticks + 1)
+    records = [host.record(90)]
+    if is_child_first:
+        host.look()
+        host.tracker.take_records(records, is_first=False)
+    else:
+        host.tracker.take_records(records, is_first=False)
+        host.look()
+    host.log(f"{ARGS}{DIED_IN_NCCL}", pid=80)
+    host.look()
+    host.proc.remove(80, 90, 100)
+    host.look()
+
+    assert (host.only().ending, host.only().profile_name) == (Ending.NCCL, "mine")
+    assert not host.tracker.is_waiting
+
+
+def test_start_that_becomes_sglang_by_exec_keeps_what_it_wrote_meanwhile(host: Host) -> None:
+    host.proc.add(100, ("nccltune", "run", "--", *ARGV), ticks=host.ticks)
+    path = host.folder / "100.log"
+    append(path, f"an earlier one\n{WHOLE}")
+    host.proc.write_to(100, path, flags=os.O_WRONLY | os.O_APPEND)
+    host.tracker.take_records([host.record()], is_first=False)
+    append(path, IN_NCCL)
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.look()
+    append(path, WHOLE)  # of the next one
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is Ending.NCCL
+
+
 def test_start_that_becomes_sglang_by_exec_is_what_it_has_become(host: Host) -> None:
     host.proc.add(100, ("bash", "start.sh"), ticks=host.ticks)
     host.tracker.take_records([host.record()], is_first=False)

@@ -254,7 +254,7 @@ def test_resolve_of_a_profile_for_no_host_applies_and_warns() -> None:
     decision = decide(active=state(replace(PROFILE, fingerprint=None)), here=None)
 
     assert decision.applied == SETTINGS
-    assert "no particular host" in decision.warnings[0]
+    assert decision.warnings[0] == "profile kimi names no host: not measured on this one"
 
 
 @pytest.mark.parametrize("source", ["shared-gpu", "recording:h200-2x-shm"])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,9 +60,17 @@ def found(
     argv: Sequence[str] = LAUNCH,
     arm: Arm = FOLK,
     fingerprint: Fingerprint | None = HERE,
+    environ: Mapping[str, str] | None = None,
 ) -> Baseline:
     settings = {} if arm.profile is None else arm.profile.settings
-    return find_baseline(records, argv=argv, settings=settings, fingerprint=fingerprint, load=LOAD)
+    return find_baseline(
+        records,
+        argv=argv,
+        settings=settings,
+        fingerprint=fingerprint,
+        load=LOAD,
+        environ=settings if environ is None else environ,
+    )
 
 
 def running(ms: float, baseline: Baseline, *, noise: float | None = None) -> Judgement:
@@ -87,7 +95,7 @@ def test_find_baseline_address_and_order_of_flags_do_not_matter() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"fingerprint": replace(HERE, nccl_version="2.30.4")}, "another host: nccl_version"),
+        ({"fingerprint": replace(HERE, nccl_version="2.30.4")}, "another host (nccl_version)"),
         ({"fingerprint": replace(HERE, gpu_uuids=("GPU-c", "GPU-d"))}, "made on other GPUs"),
         ({"fingerprint": None}, "cannot be read"),
         ({"load": {**LOAD, "concurrency": 8}}, "measured with concurrency 8, and this is 1"),
@@ -131,6 +139,40 @@ def test_find_baseline_goes_back_until_the_spread_is_known() -> None:
     assert len(baseline.boots) == 4
 
 
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({}, ""),
+        ({"CUDA_HOME": "/cuda", "NCCL_DEBUG": "INFO"}, ""),
+        ({"NCCL_PROTO": "LL"}, "started under another environment (NCCL_PROTO)"),
+        ({"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"}, "(NCCL_ALGO, NCCL_PROTO)"),
+    ],
+)
+def test_find_baseline_of_the_defaults_takes_no_server_that_has_settings(
+    environ: Mapping[str, str], named: str
+) -> None:
+    baseline = found(stored(), arm=DEFAULT, environ=environ)
+
+    assert bool(baseline.boots) is not bool(named)
+    assert [named in miss for miss in baseline.misses] == [True] * bool(named)
+
+
+def test_find_baseline_of_a_profile_takes_its_own_settings_and_no_others() -> None:
+    shm = {"NCCL_P2P_DISABLE": "1"}
+
+    assert found(stored(), environ={"NCCL_PROTO": "LL"}).boots
+    assert found(stored(), environ={}).boots  # lost, which is told
+    assert not found(stored(), environ={"NCCL_PROTO": "Simple"}).boots
+    assert found(stored(environ=shm), environ={**shm, "NCCL_PROTO": "LL"}).boots
+
+
+def test_find_baseline_where_a_fact_is_not_known_says_so() -> None:
+    unknown = replace(HERE, nccl_version=None)
+    baseline = found(stored(fingerprint=unknown), fingerprint=unknown)
+
+    assert "nccl_version not known" in baseline.misses[0]
+
+
 def test_find_baseline_asks_for_no_record_once_there_are_boots_enough() -> None:
     asked: list[str] = []
 
@@ -139,8 +181,9 @@ def test_find_baseline_asks_for_no_record_once_there_are_boots_enough() -> None:
             asked.append(name)
             yield stored(name)
 
+    settings = {"NCCL_PROTO": "LL"}
     baseline = find_baseline(
-        records(), argv=LAUNCH, settings={"NCCL_PROTO": "LL"}, fingerprint=HERE, load=LOAD
+        records(), argv=LAUNCH, settings=settings, fingerprint=HERE, load=LOAD, environ=settings
     )
 
     assert (baseline.verify_ids, asked) == (("new",), ["new"])

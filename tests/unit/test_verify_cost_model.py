@@ -5,7 +5,12 @@ import random
 
 import pytest
 
-from nccltune.verify.judging.accept_model import AcceptPoint, fit_accept_model, geometric_length
+from nccltune.verify.judging.accept_model import (
+    AcceptPoint,
+    AcceptSource,
+    fit_accept_model,
+    geometric_length,
+)
 from nccltune.verify.judging.cost_model import ArmPoint, CostModel, Refusal, fit_cost_model
 
 PLAIN_MS, FIXED_MS, STEP_MS = 7.5, 9.0, 0.4
@@ -228,6 +233,37 @@ def test_accept_unequal_chances_are_read_by_position_and_missed_by_one_chance() 
     assert told.at(1)[0] == pytest.approx(1.9)
     assert silent.at(1)[0] < 1.7
     assert math.isinf(silent.at(1)[1])
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        {2: 2.0, 5: 2.0},
+        {1: 1.9, 5: 1.95, 8: 3.5},
+        {0: 1.0, 1: 1.2, 4: 3.9, 9: 4.0},
+        {2: 2.04, 5: 2.0},  # by noise
+    ],
+)
+def test_accept_fitted_length_stays_between_those_measured_on_both_sides(
+    measured: dict[int, float],
+) -> None:
+    points = [AcceptPoint(steps, length) for steps, length in measured.items()]
+    model = fit_accept_model(points, is_simulated=False)
+
+    assert model.source is AcceptSource.GEOMETRIC
+    for steps in range(min(measured), max(measured) + 1):
+        shorter = measured[max(k for k in measured if k <= steps)]
+        longer = measured[min(k for k in measured if k >= steps)]
+        assert min(shorter, longer) <= model.at(steps)[0] <= max(shorter, longer), steps
+    assert all(model.at(steps)[0] == length for steps, length in measured.items())
+
+
+def test_fit_more_steps_that_are_accepted_no_further_are_not_recommended() -> None:
+    arms = [ArmPoint(str(k), k, (9.0 + 0.05 * k, 9.0 + 0.05 * k + 0.01), 2.0) for k in (2, 5)]
+    model = fitted(*arms)
+
+    assert [one.accept_length for one in model.estimates] == [2.0] * 4
+    assert model.best.num_steps == 2
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ _NOTES: Mapping[AcceptSource, str] = {
     ),
     AcceptSource.GEOMETRIC: (
         "the server does not say how many draft tokens each step accepted: between measured arms "
-        "every draft token is taken to be accepted with the same chance"
+        "every draft token is taken to be accepted with the same chance, within what those arms "
+        "accepted"
     ),
     AcceptSource.SIMULATED: (
         "acceptance was set, not measured: between arms it is taken on a straight line, and never "
@@ -84,7 +85,10 @@ def fit_accept_model(points: Sequence[AcceptPoint], *, is_simulated: bool) -> Ac
         filled = {steps: _counted(points, steps) for steps in wanted}
     else:
         source = AcceptSource.GEOMETRIC
-        filled = _geometric(measured, wanted)
+        filled = {
+            steps: (_between(measured, steps, length), half)
+            for steps, (length, half) in _geometric(measured, wanted).items()
+        }
     # A measured length stays what it is, and is not the worse for how well a model fits it.
     is_counted = source is AcceptSource.BY_POSITION
     own = {
@@ -122,6 +126,18 @@ def _as_set(measured: Mapping[int, float], steps: int) -> float:
     low = max((k for k in arms if k <= steps), default=high)
     share = (steps - low) / (high - low) if high > low else 0.0
     return min(steps + 1.0, arms[low] + share * (arms[high] - arms[low]))
+
+
+def _between(measured: Mapping[int, float], steps: int, length: float) -> float:
+    """Keep a fitted length between the measured ones on both sides.
+
+    A chain is the beginning of a longer one, so it is accepted no less far than a shorter one and
+    no further than a longer one. By noise the shorter one may have come further.
+    """
+    shorter = measured[max(k for k in measured if k <= steps)]
+    longer = measured[min(k for k in measured if k >= steps)]
+    low, high = sorted((shorter, longer))
+    return min(max(length, low), high)
 
 
 def _counted(points: Sequence[AcceptPoint], steps: int) -> tuple[float, float]:

@@ -74,15 +74,15 @@ def _compare(boot: Boot, baseline: Baseline, noise: float | None) -> Comparison:
     """Hold one boot against the interval that stored boots give for one more."""
     logs = [math.log(ms) for b in baseline.boots if is_time(ms := b.ms_per_verify) and ms]
     effect_pct, interval = None, None
-    by_itself = Verdict.INCONCLUSIVE
+    spread = 0.0
     if logs and boot.ms_per_verify:
         change = math.log(boot.ms_per_verify) - statistics.fmean(logs)
         effect_pct = 100.0 * -math.expm1(change)
         if len(logs) >= MIN_NOISE_LAUNCH_COUNT:
             spread = statistics.stdev(logs)
             interval = _interval(change, max(spread, noise or 0.0), len(logs))
-            by_itself = _answer(effect_pct, _interval(change, spread, len(logs)))
     answer = _answer(effect_pct, interval)
+    is_open = answer is Verdict.INCONCLUSIVE and interval is not None
     return Comparison(
         arm=boot.arm,
         baseline=" ".join(baseline.verify_ids) or "nothing stored",
@@ -93,7 +93,7 @@ def _compare(boot: Boot, baseline: Baseline, noise: float | None) -> Comparison:
         level=_LEVEL,
         block_count=0,
         sentence=_sentence(answer, effect_pct, interval, len(logs), baseline),
-        noise_pct=100.0 * math.expm1(noise) if noise and by_itself is not answer else None,
+        noise_pct=100.0 * math.expm1(noise) if is_open and noise and noise > spread else None,
     )
 
 
@@ -129,9 +129,12 @@ def _sentence(
         )
     stored = f"{count} stored boot{'s' if count > 1 else ''} of {', '.join(baseline.verify_ids)}"
     figures = in_figures(effect_pct, interval)
+    if answer is Verdict.DRIFT and effect_pct < 0.0:
+        turned = None if interval is None else (-interval[1], -interval[0])
+        more = in_figures(-effect_pct, turned)
+        return f"the server drifted: it is slower than {stored}, a verify step takes {more} more"
     if answer is Verdict.DRIFT:
-        how = "slower" if effect_pct < 0.0 else "faster"
-        return f"the server drifted: it is {how} than {stored} and saves {figures} of a verify step"
+        return f"the server drifted: it is faster than {stored}, by {figures} of a verify step"
     if answer is Verdict.NO_DIFFERENCE:
         return f"the server is as it was: against {stored} it saves {figures} of a verify step"
     if interval is None:

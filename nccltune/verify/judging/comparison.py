@@ -95,7 +95,7 @@ class Look:
         is_shown: what a step took more or less, tokens took more or less too. True where arms are
             compared by tokens, or draft different numbers of steps.
         is_last: all boots that were planned are made.
-        noise: the recorded spread, in log, where the answer rests on it and not on these boots.
+        noise: the recorded spread, in log, where it and not these boots leaves the answer open.
     """
 
     baseline: Arm
@@ -174,7 +174,7 @@ def look_at(
     readings = {Metric.MS_PER_VERIFY: _ms_per_verify, Metric.MS_PER_TOKEN: _ms_per_token}
     blocks = list(_logs(found, readings[metric], baseline))
     answer, estimate = rule.decide(blocks, floor=noise)
-    by_itself, _ = rule.decide(blocks)
+    is_open = answer in (Answer.CONTINUE, Answer.INCONCLUSIVE) and estimate.scale == noise
     guards = tuple(
         _guard(name, prompt, found, rule, baseline, is_deciding=is_about_settings)
         for name, prompt in GUARD_PROMPTS.items()
@@ -191,7 +191,7 @@ def look_at(
         is_about_settings,
         is_shown,
         is_last,
-        None if by_itself is answer else noise,
+        noise if is_open else None,
     )
 
 

@@ -109,7 +109,7 @@ class Comparison:
         level: error probability of that interval.
         check: prediction beside measurement, where there is one.
         is_wholly_in_effect: every key of every profile was seen in every rank of every boot.
-        noise_pct: how far boots lay apart in earlier verifies, where the answer rests on that.
+        noise_pct: how far boots lay apart in earlier verifies, where that leaves the answer open.
     """
 
     arm: str

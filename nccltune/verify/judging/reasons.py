@@ -69,8 +69,8 @@ def explain(found: Findings, verdict: Verdict) -> Iterator[Reason]:
 def noise_text(noise_pct: float) -> str:
     """Say that the interval is as wide as earlier verifies make it."""
     return (
-        f"boots of this launch usually lie {noise_pct:.1f} % apart here, by earlier verifies, and "
-        "the interval allows for that; these boots by themselves would have given another answer"
+        f"boots of this launch usually lie {noise_pct:.1f} % apart here, by earlier verifies: the "
+        "interval allows for that, though these boots lie closer together"
     )
 
 

@@ -69,8 +69,9 @@ def find_baseline(
     settings: Mapping[str, str],
     fingerprint: Fingerprint | None,
     load: Mapping[str, object],
+    environ: Mapping[str, str],
 ) -> Baseline:
-    """Collect stored boots of the same host, model, flags, settings and load.
+    """Collect stored boots of the same host, model, flags, variables, settings and load.
 
     Only as many verifies as it takes to know their spread. Records of running servers are left
     out: the same boot measured twice is one boot.
@@ -81,13 +82,17 @@ def find_baseline(
         settings: that it should have: those of the active or the given profile, or none.
         fingerprint: of this host.
         load: plan of the load, as a record keeps it.
+        environ: the running server's variables, as a record keeps them.
     """
     baseline = Baseline()
+    # It has the settings that it should have in its environment already.
+    own = dict(environ.items() - settings.items())
     for record in records:
         if record.url:
             continue
         found = list(_matching(record, argv, settings, load))
         problem, differing = _host(record, fingerprint)
+        problem = problem or _other_variables(record.environ, own)
         if problem or not found:
             miss = problem or _arm_miss(record, argv, settings, load)
             baseline = replace(baseline, misses=(*baseline.misses, f"verify {record.id}: {miss}"))
@@ -146,10 +151,28 @@ def _host(record: VerifyRecord, here: Fingerprint | None) -> tuple[str, tuple[st
         return "the GPUs of one of the two cannot be read", ()
     match = compare(record.fingerprint, here)
     if match.kind is MatchKind.FOREIGN:
-        return f"made on another host: {', '.join(match.differing)} differ", ()
+        unknown = [
+            name
+            for name in match.differing
+            if None in (getattr(record.fingerprint, name, 0), getattr(here, name, 0))
+        ]
+        if unknown:
+            return f"{', '.join(unknown)} not known, so that it may be another host", ()
+        return f"made on another host ({', '.join(match.differing)})", ()
     if record.fingerprint.gpu_uuids != here.gpu_uuids:
         return "made on other GPUs of the same kind", ()
     return "", match.differing
+
+
+def _other_variables(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Say which variables of NCCL two servers were not started with alike; empty for none."""
+    names = sorted(
+        name
+        for name in {*ours, *theirs}
+        if name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG")
+        if ours.get(name) != theirs.get(name)
+    )
+    return f"started under another environment ({', '.join(names)})" if names else ""
 
 
 def _arm_miss(
