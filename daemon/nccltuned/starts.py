@@ -21,10 +21,11 @@ from nccltune.live.procfs import (
     read_process,
     user_of,
 )
-from nccltune.live.scanner import find_servers, is_launch
+from nccltune.live.scanner import is_launch
 from nccltune.live.server_facts import find_record, read_boot_id, read_started_at
+from nccltuned.fronts import fronts_of, has_successor, open_first_log
 from nccltuned.listening import PortWatch
-from nccltuned.logs import LogEnds, LogFiles, is_invocation, is_journal, open_logs, read_journal
+from nccltuned.logs import LogEnds, LogFiles, is_invocation, is_journal, read_journal
 from nccltuned.pending import (
     DEFAULT_PORT,
     Pending,
@@ -69,7 +70,6 @@ READY_WORDS = b"The server is fired up and ready to roll"
 """Printed after the warm-up; whole logs are read only when a start has failed."""
 
 _ROOT_UID = 0
-MAX_FRONTS = 8
 MAX_MISSED = 10
 """So many starts that ended unseen are looked up in the journal."""
 
@@ -208,8 +208,10 @@ class StartTracker:
             return  # without its mark it would be taken for a start without a profile
         environ = reading.values or {}
         age_s = age_of_s(process)
-        fronts = self._fronts_of(process)
-        logs, writer = self._open_logs(process, fronts, is_new=age_s < NEW_S)
+        fronts = fronts_of(process, self.root)
+        logs, writer = open_first_log(
+            (process, *fronts), is_new=age_s < NEW_S, root=self.root, ends=self._log_ends
+        )
         pending = Pending(
             process=process,
             seen_at_s=self.clock(),
@@ -265,27 +267,6 @@ class StartTracker:
                 return record
         return None
 
-    def _fronts_of(self, process: Process) -> tuple[Process, ...]:
-        """Return programs in front of a server that are given its words, the nearest first."""
-        words, fronts = tokens_of(process.argv), []
-        parent = read_process(process.parent_pid, self.root)
-        while parent is not None and words and tokens_of(parent.argv) == words:
-            fronts.append(parent)
-            parent = read_process(parent.parent_pid, self.root)
-            if len(fronts) == MAX_FRONTS:
-                break
-        return tuple(fronts)
-
-    def _open_logs(
-        self, process: Process, fronts: Sequence[Process], *, is_new: bool
-    ) -> tuple[LogFiles, Process | None]:
-        """Open a server's log, or that of the program in front of it, which is returned then."""
-        for each in (process, *fronts):
-            logs = open_logs(each.pid, is_new=is_new, root=self.root, ends=self._log_ends)
-            if logs.files:
-                return logs, None if each is process else each
-        return LogFiles(), None
-
     def _is_ready(self, pending: Pending, *, has_said_ready: bool) -> bool:
         now_s = self.clock()
         process = pending.process
@@ -314,7 +295,7 @@ class StartTracker:
         is_sure = pending.logs.is_seen and now_s - pending.log_moved_at_s >= HUNG_S
         text = pending.logs.read() or pending.text
         # What follows a second one's arguments is not read anyway.
-        if text and not pending.logs.has_args and self._has_successor(pending):
+        if text and not pending.logs.has_args and has_successor(pending, self.root):
             text = before_next_start(text)
         if text:
             self._end(pending, read_log(text, is_sure=is_sure))
@@ -322,20 +303,6 @@ class StartTracker:
             self._read_journal(pending, pending.invocation_id, read_started_at(pending.process))
         else:
             self._end(pending, LogReading(Ending.UNKNOWN))
-
-    def _has_successor(self, pending: Pending) -> bool:
-        """Whether a later server writes into the same file already.
-
-        Scripts start servers again and again into one file, and what the next one writes must not
-        be held against this one.
-        """
-        roots = [server.root for server in find_servers(self.root) if server.root is not None]
-        return any(
-            pending.logs.are_written_by(pid, self.root)
-            for process in roots
-            if process.started_ticks > pending.process.started_ticks
-            for pid in (process.pid, *(front.pid for front in self._fronts_of(process)))
-        )
 
     def _look_up(self, record: LaunchRecord) -> None:
         """Ask the journal about a start that nobody saw; without its word nothing is assumed."""
