@@ -20,7 +20,7 @@ from nccltune.verify.boot_data import DAMAGE
 from nccltune.verify.judging.comparison import settings_of
 from nccltune.verify.judging.evidence import gather_evidence
 from nccltune.verify.judging.numbers import summarize
-from nccltune.verify.judging.stored import FREE_FLAGS, SAME_LOAD
+from nccltune.verify.judging.stored import FREE_FLAGS, SAME_LOAD, without_settings
 from nccltune.verify.record import load, record_paths
 from nccltune.verify.record_data import moment_of
 
@@ -199,8 +199,7 @@ def _speeds(record: VerifyRecord) -> Iterator[Figure]:
             continue
         identity, words = known
         gpus = None if record.fingerprint is None else record.fingerprint.gpu_uuids
-        # A server that runs has its profile in its environment already.
-        environ = sorted(record.environ.items() - settings_of(arm).items())
+        environ = sorted(without_settings(record.environ, settings_of(arm)).items())
         load = [(name, record.load.get(name)) for name in SAME_LOAD]
         key = (Kind.VERIFY, gpus, tuple(load), tuple(environ), identity)
         if key not in seen:

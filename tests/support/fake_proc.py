@@ -25,6 +25,13 @@ class FakeProc:
         (self.root / "uptime").write_text("1.0 1.0\n", encoding="ascii")
 
     @classmethod
+    def with_init(cls, folder: Path) -> FakeProc:
+        """Return one with a first process, which takes over orphans."""
+        fake = cls(folder)
+        fake.add(1, ["/sbin/init"], parent=0)
+        return fake
+
+    @classmethod
     def at(cls, root: Path) -> FakeProc:
         """Return the one that is there already."""
         found = cls.__new__(cls)

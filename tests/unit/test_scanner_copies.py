@@ -18,9 +18,7 @@ MODULE = ("python", "-m", "sglang.launch_server", "--model-path", "/m")
 
 @pytest.fixture
 def proc(tmp_path: Path) -> FakeProc:
-    fake = FakeProc(tmp_path)
-    fake.add(1, ["/sbin/init"], parent=0)
-    return fake
+    return FakeProc.with_init(tmp_path)
 
 
 def pids_of(servers: tuple[Server, ...]) -> set[int]:

@@ -29,7 +29,7 @@ from nccltune.verify.judging.numbers import is_time
 from nccltune.verify.judging.reasons import noise_text
 from nccltune.verify.judging.stored import find_baseline as find_baseline
 from nccltune.verify.judging.verdict import untimed, unusable
-from nccltune.verify.judging.wording import in_figures
+from nccltune.verify.judging.wording import as_cost, in_figures
 
 if TYPE_CHECKING:
     from nccltune.verify.judging.stored import Baseline
@@ -130,8 +130,7 @@ def _sentence(
     stored = f"{count} stored boot{'s' if count > 1 else ''} of {', '.join(baseline.verify_ids)}"
     figures = in_figures(effect_pct, interval)
     if answer is Verdict.DRIFT and effect_pct < 0.0:
-        turned = None if interval is None else (-interval[1], -interval[0])
-        more = in_figures(-effect_pct, turned)
+        more = as_cost(effect_pct, interval)
         return f"the server drifted: it is slower than {stored}, a verify step takes {more} more"
     if answer is Verdict.DRIFT:
         return f"the server drifted: it is faster than {stored}, by {figures} of a verify step"

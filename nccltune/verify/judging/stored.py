@@ -85,8 +85,7 @@ def find_baseline(
         environ: the running server's variables, as a record keeps them.
     """
     baseline = Baseline()
-    # It has the settings that it should have in its environment already.
-    own = dict(environ.items() - settings.items())
+    own = without_settings(environ, settings)
     for record in records:
         if record.url:
             continue
@@ -107,6 +106,11 @@ def find_baseline(
         if len(baseline.boots) >= MIN_NOISE_LAUNCH_COUNT:
             break
     return baseline
+
+
+def without_settings(environ: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+    """Return a server's variables as they were before its settings, which one that runs has too."""
+    return dict(environ.items() - settings.items())
 
 
 def _matching(

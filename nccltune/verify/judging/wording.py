@@ -40,7 +40,8 @@ def comparison_sentence(look: Look, answer: Verdict, proof: Evidence, planned: i
         untold = look.guards_that(GuardAnswer.MORE)
         return text + (f"; {_in_words(untold)} varies too much to compare" if untold else "")
     if answer is Verdict.REGRESSION and look.answer is Answer.LOSS:
-        return f"{arm} is slower than {baseline}: it takes {_more(look)} more {what}"
+        more = as_cost(*effect_of(look.estimate))
+        return f"{arm} is slower than {baseline}: it takes {more} more {what}"
     if answer is Verdict.REGRESSION:
         return (
             f"{arm} makes {_in_words(rejected)} longer than {baseline} does; of the {what} it "
@@ -91,9 +92,8 @@ def in_figures(effect_pct: float | None, interval: tuple[float, float] | None) -
     return f"{effect_pct:z.1f} % ({low:z.1f} to {high:z.1f} %)"
 
 
-def _more(look: Look) -> str:
+def as_cost(effect_pct: float | None, interval: tuple[float, float] | None) -> str:
     """Write a loss as what it costs."""
-    effect_pct, interval = effect_of(look.estimate)
     turned = None if interval is None else (-interval[1], -interval[0])
     return in_figures(-(effect_pct or 0.0), turned)
 
