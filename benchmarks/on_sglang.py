@@ -18,9 +18,11 @@ table    tensor parallel 1: no speculation, 5 steps and 2 steps
 url      two ranks that share one GPU, measured as they run: with the profile in both ranks, and
          with one rank that was started without it
 killed   SIGKILL of the server, of a rank and of nccltune verify itself, in the middle
-tuned    two GPUs: the defaults, what a search found (--found FILE) and the folk profile, with what
-         was predicted beside what is measured; host memory with --shm
-story    two GPUs: no speculation, 5 steps and 2 steps, with the defaults and with --found
+search   two GPUs: nccltune search for this very launch; host memory with --shm
+tuned    two GPUs: the defaults, what a search found (--found FILE, else by the stage search under
+         the same --out) and the folk profile, with what was predicted beside what is measured;
+         host memory with --shm
+story    two GPUs: no speculation, 5 steps and 2 steps, with the defaults and with what was found
 """
 
 from __future__ import annotations
@@ -265,11 +267,39 @@ def transport_of(run: Run) -> dict[str, str]:
     return {"NCCL_P2P_DISABLE": "1"} if run.options.shm else {}
 
 
+def found_file(run: Run) -> Path:
+    """Return where the stage search keeps its profile."""
+    return run.out / f"found-{'shm' if run.options.shm else 'nvlink'}.json"
+
+
 def found_name(run: Run) -> str:
     """Keep the found profile here; return its name."""
-    keep_profile(run, run.options.found)
-    name: str = json.loads(run.options.found.read_text())["name"]
+    path: Path = run.options.found or found_file(run)
+    keep_profile(run, path)
+    name: str = json.loads(path.read_text())["name"]
     return name
+
+
+def search(run: Run) -> None:
+    """Find a profile for the launch that the stages after this one start."""
+    path = found_file(run)
+    limit = ["--name", path.stem, "--timeout-s", str(run.options.search_s)]
+    command = run.sglang(run.port(300), tp=2)
+    began = time.monotonic()
+    envelope = run.call("search", "search", *limit, "--", *command, environ=transport_of(run))
+    data = envelope["data"]
+    print(
+        f"search: {data.get('verdict')}, exit {envelope['exit_code']},"
+        f" {time.monotonic() - began:.0f} s; score {data.get('score_ratio')}"
+        f" {data.get('score_ci')}, {data.get('trial_count')} trials;"
+        f" all-gathers {data.get('gathers')}",
+        flush=True,
+    )
+    for error in envelope["errors"]:
+        print(f"search: {error['code']}: {error['message']}", flush=True)
+    if data.get("profile"):
+        path.write_text(json.dumps(data["profile"], indent=1) + "\n")
+        print(f"search: {data['profile']['settings']}", flush=True)
 
 
 def tuned(run: Run) -> None:
@@ -300,6 +330,7 @@ STAGES: dict[str, Callable[[Run], None]] = {
     "table": table,
     "url": url,
     "killed": killed,
+    "search": search,
     "tuned": tuned,
     "story": story,
 }
@@ -322,6 +353,7 @@ def main() -> int:
     parser.add_argument("--boots", type=int, default=4, help="an arm")
     parser.add_argument("--resume", action="store_true", help="go on with verifies under --out")
     parser.add_argument("--found", type=Path, help="the profile that a search saved")
+    parser.add_argument("--search-s", type=float, default=165.0, help="limit of the stage search")
     parser.add_argument("--arms", help="of tuned and story; FOUND stands for that profile")
     parser.add_argument("--first-port", type=int, default=30200, help="of 700 that are used")
     parser.add_argument("--shm", action="store_true", help="NCCL_P2P_DISABLE=1: host memory")
