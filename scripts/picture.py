@@ -26,7 +26,7 @@ from nccltune.verify.record import load
 ROOT = Path(__file__).resolve().parents[1]
 SEARCH = ["search", "--recording", "h200-2x-shm"]
 VERIFY = "verify --arms default,found-shm --any-host -- python3 -m sglang.launch_server ..."
-RECORD = ROOT / "docs/results/two-h200-sglang/tuned-shm/record-20261129-213508-8356.json.gz"
+RECORD = ROOT / "docs/results/two-h200-sglang/chain/record-20261130-031113-2646.json.gz"
 WIDTH = 84
 RUNS_HEADING = "Runs"
 """The table of single runs is long, and everything before it rests on it."""
