@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nccltune.envvars.settings import search_domain
 from nccltune.errors import BusyError, HostError
 from nccltune.host.hardware import SAME_GPU, Gpu, GpuProcess
 
@@ -23,11 +24,15 @@ SHM_PATH = Path("/dev/shm")  # noqa: S108 - NCCL's own choice
 SHM_SEGMENT_BYTES = 9_637_888
 """One connection through host memory: buffers of default size for three protocols (nccl#290)."""
 
+DEFAULT_BUFFER_BYTES = 4 << 20
+"""The part of it that NCCL_BUFFSIZE sets: NCCL's own size of the Simple protocol's buffer."""
+
 DEFAULT_CHANNELS = 2
 """Fewest channels that NCCL opens by itself between GPUs without NVLink."""
 
-SEARCHED_CHANNELS = 16
-"""Most channels that a search asks for there."""
+SEARCHED_CHANNELS = max(int(value) for value in search_domain("NCCL_MIN_CTAS"))
+SEARCHED_BUFFER_BYTES = max(int(value) for value in search_domain("NCCL_BUFFSIZE"))
+"""The most that a search asks for there."""
 
 RANK_ALLOWANCE_BYTES = 1 << 30
 """For a rank's CUDA context, torch and NCCL's buffers: a round figure set aside, not measured."""
@@ -51,13 +56,23 @@ def read_shm_free_bytes(path: Path = SHM_PATH) -> int | None:
     return found.f_bavail * found.f_frsize
 
 
-def estimate_shm_bytes(rank_count: int, channel_count: int = DEFAULT_CHANNELS) -> int:
+def estimate_shm_bytes(
+    rank_count: int,
+    channel_count: int = DEFAULT_CHANNELS,
+    buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+) -> int:
     """Estimate what NCCL takes from ``/dev/shm`` when all ranks of a host talk through it.
 
     A ring needs one connection a rank and channel; a tree inside one host is a chain, used in both
-    directions.
+    directions. NCCL connects each of them when it is first used: one alone takes less.
     """
-    return (rank_count + 2 * (rank_count - 1)) * channel_count * SHM_SEGMENT_BYTES
+    segment_bytes = SHM_SEGMENT_BYTES - DEFAULT_BUFFER_BYTES + buffer_bytes
+    return (rank_count + 2 * (rank_count - 1)) * channel_count * segment_bytes
+
+
+def searched_shm_bytes(rank_count: int) -> int:
+    """Estimate it for the candidate of a search that takes most."""
+    return estimate_shm_bytes(rank_count, SEARCHED_CHANNELS, SEARCHED_BUFFER_BYTES)
 
 
 def estimate_rank_bytes(payload_bytes: int, rank_count: int) -> int:
@@ -122,10 +137,10 @@ def find_tight_shm(
         if free_bytes >= estimate_shm_bytes(rank_count):
             return []
         reason = "enough as long as the GPUs reach one another directly; otherwise"
-    elif free_bytes >= estimate_shm_bytes(rank_count, SEARCHED_CHANNELS):
+    elif free_bytes >= searched_shm_bytes(rank_count):
         return []
     else:
-        reason = "candidates with many channels may not fit;"
+        reason = "candidates with many channels and large buffers may not fit;"
     return [f"{free}: {reason} {_shm_advice(rank_count)}"]
 
 
@@ -199,5 +214,5 @@ def _needs_shm(links: LinkMatrix, environ: Mapping[str, str]) -> bool:
 
 
 def _shm_advice(rank_count: int) -> str:
-    gib = -(-estimate_shm_bytes(rank_count, SEARCHED_CHANNELS) >> 30)
+    gib = -(-searched_shm_bytes(rank_count) >> 30)
     return f"start the container with --shm-size={gib}g or --ipc=host"

@@ -77,7 +77,8 @@ B200, GB200."""
 def facts_of_recording(manifest: Manifest) -> HostFacts:
     """Return what a recording says of its host: from its description, never from its times."""
     uses_shm = manifest.base_environment.get("NCCL_P2P_DISABLE") == "1"
-    has_nvlink = re.search(r"NVLink|\bNV\d+", manifest.gpus) is not None
+    # The word stands for every pair; links that are counted, as NV4, may join some GPUs only.
+    has_nvlink = re.search(r"\bNVLink\b", manifest.gpus) is not None
     return HostFacts(
         is_ll128_offered=has_nvlink and not uses_shm,
         has_clusters=_CLUSTER_GPUS.search(manifest.gpus) is not None,

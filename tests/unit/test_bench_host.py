@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from nccltune.bench.fitness import (
     read_shm_free_bytes,
 )
 from nccltune.bench.host import HostPlan, plan_host, preflight, rank_environ
+from nccltune.envvars.settings import search_domain
 from nccltune.errors import BusyError, ExitCode, HostError
 from nccltune.host.gpu_choice import choose_gpus
 from nccltune.host.hardware import read_gpus
@@ -183,8 +185,24 @@ def test_preflight_with_dockers_shm_forced_only_warns() -> None:
 def test_preflight_with_shm_for_defaults_only_warns_about_candidates() -> None:
     (warning,) = check(plan(pcie_host(), 8), shm_free_bytes=GIB)
 
-    assert "candidates with many channels may not fit" in warning
-    assert "--shm-size=4g" in warning
+    assert "candidates with many channels and large buffers may not fit" in warning
+
+
+@pytest.mark.parametrize("rank_count", [2, 4, 6, 8])
+def test_shm_advice_holds_every_candidate_that_a_search_proposes(rank_count: int) -> None:
+    needs_bytes = [
+        estimate_shm_bytes(rank_count, int(channels), int(buffer_bytes))
+        for channels in search_domain("NCCL_MIN_CTAS")
+        for buffer_bytes in search_domain("NCCL_BUFFSIZE")
+    ]
+    tested, environ = plan(pcie_host(), rank_count), {"NCCL_P2P_DISABLE": "1"}
+
+    (warning,) = check(tested, environ, shm_free_bytes=max(needs_bytes) - 1)
+    advised = re.search(r"--shm-size=(\d+)g", warning)
+
+    assert advised is not None
+    assert max(needs_bytes) <= int(advised[1]) * GIB < max(needs_bytes) + GIB
+    assert check(tested, environ, shm_free_bytes=int(advised[1]) * GIB) == []
 
 
 @pytest.mark.parametrize(("nvml", "rank_count"), [(nvswitch_host(), 8), (pcie_host(), 2)])

@@ -228,6 +228,13 @@ def test_space_with_everything_pinned_has_no_dimension() -> None:
             dataclasses.replace(NVLINK, is_ll128_offered=False, uses_shm=True),
         ),
         (
+            "8x NVIDIA A100 (NODE, NV4, SYS)",
+            {},
+            HostFacts(
+                is_ll128_offered=False, has_clusters=False, has_full_nvlink=False, uses_shm=False
+            ),
+        ),
+        (
             "4x NVIDIA RTX PRO 6000",
             {},
             HostFacts(
@@ -235,7 +242,7 @@ def test_space_with_everything_pinned_has_no_dimension() -> None:
             ),
         ),
     ],
-    ids=["nvlink", "shm", "pcie"],
+    ids=["nvlink", "shm", "pairs", "pcie"],
 )
 def test_facts_of_recording_come_from_its_description(
     gpus: str, base: dict[str, str], facts: HostFacts
