@@ -10,7 +10,8 @@ everything works, its times mean nothing).
 Stages, in order of worth; each writes its raw data under --out and prints a short table:
 
 search   nccltune search as a user types it, the folk profile beside it
-rival    what it found against the best candidate of the shipped recording, in a duel
+rival    what it found against the best candidate of a recording of as many ranks, under --out or
+         shipped, in a duel
 faults   crash, refusal at init, refusal at the first collective, hang, wrong data; SIGKILL in the
          middle, and resume
 bench    nccltune bench as a user types it, for people to read
@@ -44,6 +45,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kimi_shaped_model import HIDDEN_SIZE, VOCABULARY
+from sglang_servers import alive_of, tree_of
 
 from nccltune.bench.session import BenchOptions, Session, open_session
 from nccltune.block_rule import BlockRule
@@ -70,8 +72,13 @@ TRANSPORTS: dict[str, dict[str, str]] = {
     "shm": {"NCCL_P2P_DISABLE": "1"},
     "shared": {},
 }
-OLD_RECORDING = {"nvlink": "h200-2x-nvlink", "shm": "h200-2x-shm"}
-TARGET_RATIO = {"nvlink": 0.93, "shm": 0.82}
+TARGET_RATIO = {("nvlink", 2): 0.93, ("shm", 2): 0.82}
+"""By transport and ranks, where one was set."""
+SEARCH_S = {2: 165.0}
+FAULT_TIMEOUT_S = {2: 8.0}
+"""Limits by ranks, where they were tried; others get what nccltune gives by itself."""
+LEFTOVER_LIMIT_S = 15.0
+"""How long processes of a killed search may take to end before they count as left."""
 FAULT_CANDIDATES = (
     "NCCL_BUFFSIZE=1000",
     "NCCL_PROTO=bogus",
@@ -101,6 +108,11 @@ class Run:
     def path(self, name: str) -> Path:
         """Return a file of this transport."""
         return self.out / f"{self.transport}-{self.ranks}-{name}"
+
+    @property
+    def recording_name(self) -> str:
+        """The recording of this transport and so many ranks."""
+        return f"h200-{self.ranks}x-{self.transport}"
 
     @property
     def is_shared(self) -> bool:
@@ -149,7 +161,8 @@ def call(run: Run, name: str, command: Sequence[str], **environ: str) -> dict[st
 
 def search(run: Run) -> None:
     """Search as a user does."""
-    limit = ["--trials", str(run.options.trials), "--timeout-s", str(run.options.search_s)]
+    limit_s = run.options.search_s or SEARCH_S.get(run.ranks, 600.0)
+    limit = ["--trials", str(run.options.trials), "--timeout-s", str(limit_s)]
     envelope = call(
         run, "search", run.command("search", "--name", f"found-{run.transport}", *limit)
     )
@@ -157,8 +170,8 @@ def search(run: Run) -> None:
     assert isinstance(data, dict)
     run.say(
         f"search: {data['verdict']} score {data['score_ratio']:.3f} {data['score_ci']}"
-        f" (target {TARGET_RATIO.get(run.transport, 'none')}) {data['trial_count']} trials,"
-        f" {envelope['wall_s']:.0f} s, exit {envelope['exit_code']}"
+        f" (target {TARGET_RATIO.get((run.transport, run.ranks), 'none')})"
+        f" {data['trial_count']} trials, {envelope['wall_s']:.0f} s, exit {envelope['exit_code']}"
     )
     run.say(f"settings: {data['profile']['settings']}")
     for row in data["payloads"]:
@@ -197,8 +210,9 @@ def found_settings(run: Run) -> dict[str, str]:
 
 
 def rival(run: Run) -> None:
-    """Duel what was found against the best of the shipped recording, both on fresh launches."""
-    recording, _ = find_recording(OLD_RECORDING[run.transport])
+    """Duel what was found against the best of a recording, both on fresh launches."""
+    own = run.out / f"{run.recording_name}.json"
+    recording, _ = find_recording(str(own) if own.exists() else run.recording_name)
     bench = RecordingBench(recording)
     best = best_recorded(bench, Objective(default_workload()))
     found = found_settings(run)
@@ -259,6 +273,16 @@ def aa(run: Run) -> None:
     )
 
 
+def complete_launch(session: Session, objective: Objective) -> Launch:
+    """Launch the baseline, again where the GPUs are not free yet of what ran before."""
+    for _ in range(5):
+        launch = session.bench.launch({}, objective.requests)
+        if launch.is_complete:
+            return launch
+        time.sleep(1.0)
+    raise RuntimeError(f"{launch.outcome}: {launch.message}")
+
+
 def torch(run: Run) -> None:
     """Compare with torch.distributed, launch by launch in turns."""
     ours: list[Launch] = []
@@ -269,7 +293,7 @@ def torch(run: Run) -> None:
         environ = {**os.environ, **session.base}
         command = [sys.executable, str(program), f"--ranks={run.ranks}", *payloads]
         for _ in range(run.options.torch_launches):
-            ours.append(session.bench.launch({}, objective.requests))
+            ours.append(complete_launch(session, objective))
             done = subprocess.run(
                 command, env=environ, capture_output=True, text=True, check=False, timeout=150
             )
@@ -287,7 +311,8 @@ def torch(run: Run) -> None:
 def faults(run: Run) -> None:
     """Show every failing outcome once, then kill a search in the middle and go on with it."""
     words = [word for text in FAULT_CANDIDATES for word in ("--try", text)]
-    limits = ["--trials", "10", "--no-duel", "--launch-timeout-s", "8", "--unsafe"]
+    deadline_s = FAULT_TIMEOUT_S.get(run.ranks, 30.0)
+    limits = ["--trials", "10", "--no-duel", "--launch-timeout-s", str(deadline_s), "--unsafe"]
     command = run.command("search", "--name", "faults", *limits, *words)
     envelope = call(run, "faults", command, NCCLTUNE_TEST_FAULT=FAULT_HOOK)
     data = envelope["data"]
@@ -311,18 +336,19 @@ def kill_and_resume(run: Run) -> None:
         if seen >= 4:
             break
     time.sleep(0.4)
+    tree = tree_of(victim.pid)
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     victim.stderr.close()
-    time.sleep(2.0)
-    left = subprocess.run(
-        ["pgrep", "-fc", "nccltune.bench.server"], capture_output=True, text=True, check=False
-    )
+    deadline = time.monotonic() + LEFTOVER_LIMIT_S
+    while (left := alive_of(tree)) and time.monotonic() < deadline:
+        time.sleep(0.1)
     before = finished_trials(run, "killed")
     envelope = call(run, "resumed", [*command, "--resume"])
     after = finished_trials(run, "killed")
     run.say(
-        f"killed after {len(before)} finished trials, {left.stdout.strip()} rank processes left;"
+        f"killed after {len(before)} finished trials, {len(left)} of its"
+        f" {len(tree)} processes left;"
         f" resumed: {len(after)} trials, the same first ones: {after[: len(before)] == before},"
         f" exit {envelope['exit_code']}"
     )
@@ -371,7 +397,7 @@ def fork(run: Run) -> None:
 
 def record(run: Run) -> None:
     """Make or go on with a dense recording."""
-    name = f"h200-{run.ranks}x-{run.transport}"
+    name = run.recording_name
     path = run.out / f"{name}.json"
     limits = ["--candidates", str(run.options.candidates), "--timeout-s", str(run.options.record_s)]
     own = [f"--try={settings}" for settings in run.options.tries]
@@ -447,7 +473,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--program", default=f"{sys.executable} -m nccltune")
     parser.add_argument("--trials", type=int, default=60)
-    parser.add_argument("--search-s", type=float, default=165.0)
+    parser.add_argument("--search-s", type=float, help="limit; without it by the ranks")
     parser.add_argument("--bench-launches", type=int, default=4)
     parser.add_argument("--aa-duels", type=int, default=10)
     parser.add_argument("--aa-blocks", type=int, default=2)

@@ -18,11 +18,11 @@ table    tensor parallel 1: no speculation, 5 steps and 2 steps
 url      two ranks that share one GPU, measured as they run: with the profile in both ranks, and
          with one rank that was started without it
 killed   SIGKILL of the server, of a rank and of nccltune verify itself, in the middle
-search   two GPUs: nccltune search for this very launch; host memory with --shm
-tuned    two GPUs: the defaults, what a search found (--found FILE, else by the stage search under
+search   --tp GPUs: nccltune search for this very launch; host memory with --shm
+tuned    --tp GPUs: the defaults, what a search found (--found FILE, else by the stage search under
          the same --out) and the folk profile, with what was predicted beside what is measured;
          host memory with --shm
-story    two GPUs: no speculation, 5 steps and 2 steps, with the defaults and with what was found
+story    --tp GPUs: no speculation, 5 steps and 2 steps, with the defaults and with what was found
 """
 
 from __future__ import annotations
@@ -259,7 +259,9 @@ def keep_profile(
         path = run.out / f"{PROFILE}.json"
         document = {"schema": "nccltune.profile/1", "name": PROFILE, "settings": settings}
         path.write_text(json.dumps(document))
-    run.call("import", "profile", "import", str(path), "--replace")
+    envelope = run.call("import", "profile", "import", str(path), "--replace")
+    if envelope["exit_code"]:
+        raise SystemExit(f"{path} is no profile: {envelope['errors']}")
 
 
 def transport_of(run: Run) -> dict[str, str]:
@@ -267,9 +269,15 @@ def transport_of(run: Run) -> dict[str, str]:
     return {"NCCL_P2P_DISABLE": "1"} if run.options.shm else {}
 
 
+def named(run: Run, what: str) -> str:
+    """Name a file by its transport and, beyond two, its ranks."""
+    tp = run.options.tp
+    return f"{what}-{'shm' if run.options.shm else 'nvlink'}{'' if tp == 2 else f'-{tp}'}"
+
+
 def found_file(run: Run) -> Path:
     """Return where the stage search keeps its profile."""
-    return run.out / f"found-{'shm' if run.options.shm else 'nvlink'}.json"
+    return run.out / f"{named(run, 'found')}.json"
 
 
 def found_name(run: Run) -> str:
@@ -284,7 +292,7 @@ def search(run: Run) -> None:
     """Find a profile for the launch that the stages after this one start."""
     path = found_file(run)
     limit = ["--name", path.stem, "--timeout-s", str(run.options.search_s)]
-    command = run.sglang(run.port(300), tp=2)
+    command = run.sglang(run.port(300), tp=run.options.tp)
     began = time.monotonic()
     envelope = run.call("search", "search", *limit, "--", *command, environ=transport_of(run))
     data = envelope["data"]
@@ -298,18 +306,17 @@ def search(run: Run) -> None:
     for error in envelope["errors"]:
         print(f"search: {error['code']}: {error['message']}", flush=True)
     if data.get("profile"):
-        path.write_text(json.dumps(data["profile"], indent=1) + "\n")
+        path.write_bytes(Path(data["profile"]["path"]).read_bytes())
         print(f"search: {data['profile']['settings']}", flush=True)
 
 
 def tuned(run: Run) -> None:
     """Compare the defaults with what a search found, and with the folk profile."""
-    name = "tuned-shm" if run.options.shm else "tuned-nvlink"
     found = found_name(run)
     arms = run.options.arms or f"default,{found}"
-    command = run.sglang(run.port(300), tp=2)
+    command = run.sglang(run.port(300), tp=run.options.tp)
     words = ["--arms", arms.replace("FOUND", found), "--any-host", *boots_of(run)]
-    verify(run, name, *words, "--", *command, environ=transport_of(run))
+    verify(run, named(run, "tuned"), *words, "--", *command, environ=transport_of(run))
 
 
 def story(run: Run) -> None:
@@ -318,7 +325,7 @@ def story(run: Run) -> None:
         settings = found_name(run) if word == "FOUND" else word
         arms = ["--arms", f"no-speculation,{settings}", "--num-steps", "5,2", "--any-host"]
         name = f"story-{'tuned' if word == 'FOUND' else word}"
-        command = run.sglang(run.port(310), tp=2)
+        command = run.sglang(run.port(310), tp=run.options.tp)
         verify(run, name, *arms, *boots_of(run), "--", *command, environ=transport_of(run))
 
 
@@ -353,6 +360,7 @@ def main() -> int:
     parser.add_argument("--boots", type=int, default=4, help="an arm")
     parser.add_argument("--resume", action="store_true", help="go on with verifies under --out")
     parser.add_argument("--found", type=Path, help="the profile that a search saved")
+    parser.add_argument("--tp", type=int, default=2, help="GPUs of search, tuned and story")
     parser.add_argument("--search-s", type=float, default=165.0, help="limit of the stage search")
     parser.add_argument("--arms", help="of tuned and story; FOUND stands for that profile")
     parser.add_argument("--first-port", type=int, default=30200, help="of 700 that are used")

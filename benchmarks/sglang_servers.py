@@ -164,14 +164,20 @@ def ask_driver(*query: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
 
 
+def alive_of(pids: Collection[int]) -> list[int]:
+    """Return which of these processes are there."""
+    return sorted(pid for pid in pids if read_process(pid) is not None)
+
+
 def left_of(pids: Collection[int]) -> str:
     """Say which of these processes are there, and which of them hold GPU memory."""
-    alive = sorted(pid for pid in pids if read_process(pid) is not None)
     names = {str(pid) for pid in pids}
     apps = ask_driver("--query-compute-apps=pid,used_memory")
     holding = [app for app in apps if app.partition(",")[0] in names]
     used = ", ".join(ask_driver("--query-gpu=memory.used"))
-    return f"processes {alive}, with GPU memory {holding}; in use on each GPU, by all: {used}"
+    return (
+        f"processes {alive_of(pids)}, with GPU memory {holding}; in use on each GPU, by all: {used}"
+    )
 
 
 def tree_of(ancestor: int) -> dict[int, str]:
