@@ -72,11 +72,17 @@ def compare(
         world_size=world_size,
         source=bench.source,
         duration_s=time.monotonic() - began,
-        interval_method=(
-            f"{100 * CONFIDENCE:.0f} % t interval over pairs of launches that are neighbours in "
-            f"time, for all {len(rows)} payloads together"
-        ),
+        interval_method=_interval_method(rows),
         phases_s=_mean_phases(arms[True] or arms[False]),
+    )
+
+
+def _interval_method(rows: Sequence[BenchRow]) -> str:
+    if all(row.ratio_low is None for row in rows):
+        return ""
+    return (
+        f"{100 * CONFIDENCE:.0f} % t interval over pairs of launches that are neighbours in "
+        f"time, for all {len(rows)} payloads together"
     )
 
 

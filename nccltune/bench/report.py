@@ -62,7 +62,7 @@ class BenchReport:
         message: for people, what went wrong, and that it was the baseline if it was; empty when
             ``outcome`` is OK.
         launch_count: launches of both arms that were measured to the end.
-        interval_method: how the intervals were found, in words.
+        interval_method: how the intervals were found, in words; empty where there are none.
         memory_bytes_per_gpu: GPU memory of one communicator under the candidate; None where not
             measured.
     """

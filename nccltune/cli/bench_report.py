@@ -94,7 +94,7 @@ def _facts(report: BenchReport) -> Iterator[tuple[str, str]]:
         f"in {format_clock(report.duration_s)} min",
     )
     yield "source", describe_source(report.source)
-    if any(row.ratio_low is not None for row in report.rows):
+    if report.interval_method:
         yield "interval", report.interval_method
     elif report.rows:
         yield "interval", f"none: it takes {MIN_INTERVAL_PAIRS} launches an arm"

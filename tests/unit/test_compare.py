@@ -75,7 +75,10 @@ def test_compare_puts_every_payload_side_by_side_smallest_first() -> None:
 
 @pytest.mark.parametrize("launches_per_arm", [1, 2, 3, 6])
 def test_compare_gives_an_interval_only_for_enough_pairs(launches_per_arm: int) -> None:
-    for row in compared(ModelBench(effect, noise=0.01), launches_per_arm).rows:
+    report = compared(ModelBench(effect, noise=0.01), launches_per_arm)
+
+    assert bool(report.interval_method) is (launches_per_arm >= MIN_INTERVAL_PAIRS)
+    for row in report.rows:
         assert row.ratio is not None
         if launches_per_arm < MIN_INTERVAL_PAIRS:
             assert (row.ratio_low, row.ratio_high) == (None, None)
