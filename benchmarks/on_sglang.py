@@ -20,8 +20,8 @@ url      two ranks that share one GPU, measured as they run: with the profile in
 killed   SIGKILL of the server, of a rank and of nccltune verify itself, in the middle
 search   --tp GPUs: nccltune search for this very launch; host memory with --shm
 tuned    --tp GPUs: the defaults, what a search found (--found FILE, else by the stage search under
-         the same --out) and the folk profile, with what was predicted beside what is measured;
-         host memory with --shm
+         the same --out), with what was predicted beside what is measured; host memory with
+         --shm; further arms with --arms
 story    --tp GPUs: no speculation, 5 steps and 2 steps, with the defaults and with what was found
 """
 
@@ -311,7 +311,7 @@ def search(run: Run) -> None:
 
 
 def tuned(run: Run) -> None:
-    """Compare the defaults with what a search found, and with the folk profile."""
+    """Compare the defaults with what a search found."""
     found = found_name(run)
     arms = run.options.arms or f"default,{found}"
     command = run.sglang(run.port(300), tp=run.options.tp)

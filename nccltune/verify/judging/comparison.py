@@ -28,8 +28,8 @@ GUARD_PROMPTS: Mapping[str, str] = {"ttft_short": "short", "ttft_long": "long"}
 """Guard -> the prompt whose time to first token it watches."""
 _MAIN_GUARD = "ttft_long"
 """The one whose time holds much communication; without it no gain is claimed. A short prompt's time
-to first token is the host's more than NCCL's: on two H200 its boots lie 20 % apart, those of the
-long one 1 % (docs/results/two-h200-sglang)."""
+to first token is the host's more than NCCL's: on two H200 its boots lie 6 to 25 % apart, those of
+the long one about 1 % (docs/results/two-h200-sglang)."""
 
 Reading = Callable[["Boot"], float | None]
 
