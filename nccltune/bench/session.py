@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 
 from nccltune.bench.fitness import read_shm_free_bytes
 from nccltune.bench.gpu_watch import GpuWatch
-from nccltune.bench.host import HostPlan, plan_host, preflight
+from nccltune.bench.host import MULTICAST_OFF, HostPlan, plan_host, preflight
 from nccltune.bench.launcher import DEFAULT_DEADLINE_S, GpuBench
 from nccltune.bench.rank import FAULT_VARIABLE
 from nccltune.envvars import check_setting
 from nccltune.errors import HostError, UsageProblem
 from nccltune.host.conf_files import read_conf_files
-from nccltune.host.gpu_choice import choose_gpus
 from nccltune.host.hardware import (
     Hardware,
     read_foreign_processes,
     read_gpus,
     read_memory_used_bytes,
 )
+from nccltune.host.launch_gpus import gpus_of_launch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,10 +34,14 @@ if TYPE_CHECKING:
     from nccltune.bench.nccl_log import NcclReport
     from nccltune.host.fingerprint import Fingerprint
     from nccltune.measurement import PayloadRequest, Settings
+    from nccltune.sglang.command import LaunchCommand
 
-NOT_SETTINGS = ("NCCL_DEBUG", "NCCL_CONF_FILE", "NCCL_NVLS_ENABLE", "NCCL_VERSION")
+MULTICAST = "NCCL_NVLS_ENABLE"
+
+NOT_SETTINGS = ("NCCL_DEBUG", "NCCL_CONF_FILE", MULTICAST, "NCCL_VERSION")
 """NCCL variables of the operator that are not taken over: logging, files (neutralised), multicast
-(always off), and a version that container images set and NCCL does not read."""
+(always off, and ``_multicast_words`` says so), and a version that container images set and NCCL
+does not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class Session:
     """A running bench and what is known of where it runs.
 
     Attributes:
+        base: what every rank really runs under, below the settings.
         pinned: the operator's own NCCL variables; they hold in every launch.
         baseline_report: what NCCL does under the baseline.
         warnings: for the report.
@@ -101,6 +106,8 @@ def open_session(
     sglang_base: Mapping[str, str],
     requests: Sequence[PayloadRequest],
     environ: Mapping[str, str] | None = None,
+    *,
+    command: LaunchCommand | None = None,
 ) -> Iterator[Session]:
     """Start a bench on this host's GPUs.
 
@@ -109,6 +116,7 @@ def open_session(
         sglang_base: variables that SGLang sets by itself.
         requests: the payloads that will be measured.
         environ: the caller's environment: visible GPUs and the operator's NCCL variables.
+        command: the launch whose GPUs are measured; None for the first visible ones.
 
     Raises:
         HostError: no GPU, no driver, MIG, too little memory, or NCCL does not run at all.
@@ -118,15 +126,10 @@ def open_session(
     """
     outer = os.environ if environ is None else environ
     hardware = read_gpus()
-    gpus = choose_gpus(
-        hardware,
-        outer.get("CUDA_VISIBLE_DEVICES"),
-        options.rank_count,
-        is_shared=options.is_shared,
-    )
+    gpus = gpus_of_launch(hardware, outer, command, options.rank_count, is_shared=options.is_shared)
     plan = plan_host(hardware, gpus, is_shared=options.is_shared)
     pinned = operator_settings(outer)
-    base = {**sglang_base, **pinned}
+    base = {**sglang_base, **pinned, MULTICAST: MULTICAST_OFF[MULTICAST]}
     largest_bytes = max(request.size_bytes for request in requests)
     warnings = preflight(
         plan,
@@ -163,6 +166,7 @@ def open_session(
                 *warnings,
                 *_conf_warnings(outer),
                 *_pinned_words(pinned),
+                *_multicast_words(sglang_base, outer),
             ),
         )
 
@@ -206,6 +210,20 @@ def _conf_warnings(environ: Mapping[str, str]) -> list[str]:
             words.append(f"{file.path} sets {names}: not in force while measuring")
         words += [f"{file.path}: {problem}" for problem in file.problems]
     return words
+
+
+def _multicast_words(sglang_base: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
+    """Say that a launch turns NVLink multicast on, which is never done here: it can hang a host."""
+    value = environ.get(MULTICAST) or sglang_base.get(MULTICAST, "")
+    if value in ("", MULTICAST_OFF[MULTICAST]):
+        return []
+    who = "this environment" if environ.get(MULTICAST) else "SGLang, for this launch,"
+    return [
+        f"{who} sets {MULTICAST}={value}: the server may use NVLink multicast, and this was "
+        f"measured without it ({MULTICAST}={MULTICAST_OFF[MULTICAST]} in every rank), for it has "
+        "hung and failed at start on some hosts; whether what is found here holds on the server "
+        "is for nccltune verify to say"
+    ]
 
 
 def _pinned_words(pinned: Settings) -> list[str]:

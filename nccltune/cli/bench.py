@@ -16,9 +16,9 @@ from nccltune.cli.launches import BENCH_WORDING, SeriesFollower
 from nccltune.cli.live import follow
 from nccltune.cli.options import gpu_options, json_option, launch_argument, workload_options
 from nccltune.cli.settings_options import candidates_from_options
-from nccltune.cli.sources import open_gpus
+from nccltune.cli.sources import demand_here, open_gpus
 from nccltune.cli.words import OUTCOME_MEANING
-from nccltune.cli.workload import Demand, WorkloadOptions, workload_from_options
+from nccltune.cli.workload import Demand, WorkloadOptions
 from nccltune.errors import ExitCode
 from nccltune.measurement import Outcome
 from nccltune.search.objective import Objective
@@ -83,7 +83,7 @@ def command(
     this host.
     """
     candidates = candidates_from_options(profiles, assignments, is_unsafe=unsafe)
-    demand = workload_from_options(WorkloadOptions(**options))  # type: ignore[arg-type]
+    demand = demand_here(WorkloadOptions(**options), is_shared=share_gpu)  # type: ignore[arg-type]
     asked = BenchOptions(
         rank_count=demand.tp,
         is_shared=share_gpu,

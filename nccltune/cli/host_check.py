@@ -11,7 +11,7 @@ from nccltune.cli.envelope import Complaint
 from nccltune.errors import HostError, UsageProblem
 from nccltune.host.facts import read_here
 from nccltune.host.fingerprint import Fingerprint, Match, MatchKind, compare
-from nccltune.host.match import restricted
+from nccltune.host.match import group_of, restricted
 from nccltune.host.server_python import find_python
 from nccltune.live.profile_standing import ANY_HOST_ADVICE, EACH_LAUNCH_NEEDS_IT
 from nccltune.profile import source_doubt
@@ -107,8 +107,7 @@ def _compared(profile: Profile, python: str, *, is_any_host: bool) -> Fit:
 
 
 def _judge(profile: Profile, wanted: Fingerprint, here: Fingerprint) -> Fit:
-    if len(here.gpu_names) > wanted.world_size:
-        here = restricted(here, range(wanted.world_size))
+    here = restricted(here, group_of(wanted, here))
     warnings: tuple[str, ...] = ()
     if here.nccl_version is None:
         here = replace(here, nccl_version=wanted.nccl_version)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from nccltune.cli.envelope import Answer, Complaint
 from nccltune.errors import ExitCode, HostError
-from nccltune.host.gpu_choice import choose_gpus
+from nccltune.host.gpu_choice import VARIABLE, visible_gpus
 from nccltune.host.hardware import read_gpus
+from nccltune.host.launch_gpus import gpus_of_launch
+from nccltune.host.match import has_full_nvlink
 from nccltune.sglang.allreduce_path import PathVerdict, all_reduce_path
+from nccltune.sglang.argv import environ_at_server
 from nccltune.sglang.defaults import base_environment, writes_for
 
 if TYPE_CHECKING:
@@ -26,23 +30,25 @@ def find_path(demand: Demand, *, use_gpus: bool) -> PathVerdict | None:
         demand: holds the launch and the model's shape.
         use_gpus: whether it would run on this host's GPUs; else they are not known.
     """
-    if demand.command is None:
+    command = demand.command
+    if command is None:
         return None
+    environ = environ_at_server(command.argv, os.environ)
     architecture: str | None = None
-    has_full_nvlink: bool | None = None
+    is_joined: bool | None = None
     if use_gpus:
         hardware = read_gpus()
-        gpus = choose_gpus(
-            hardware, os.environ.get("CUDA_VISIBLE_DEVICES"), demand.tp, is_shared=False
+        architecture = gpus_of_launch(hardware, environ, command, demand.tp)[0].compute_capability
+        here = hardware.fingerprint(
+            visible_gpus(hardware, environ.get(VARIABLE)), nccl_version=None
         )
-        architecture = gpus[0].compute_capability
-        has_full_nvlink = hardware.restricted_to(gpus).has_full_nvlink
+        is_joined = has_full_nvlink(here, replace(command, tp_size=demand.tp or command.tp_size))
     return all_reduce_path(
-        demand.command,
+        command,
         demand.shape,
         gpu_architecture=architecture,
-        has_full_nvlink=has_full_nvlink,
-        environ=os.environ,
+        has_full_nvlink=is_joined,
+        environ=environ,
         version=sglang_version(),
     )
 

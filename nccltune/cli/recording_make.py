@@ -25,10 +25,10 @@ from nccltune.cli.options import (
     workload_options,
 )
 from nccltune.cli.settings_options import parse_candidate
-from nccltune.cli.sources import open_gpus
+from nccltune.cli.sources import demand_here, open_gpus
 from nccltune.cli.tables import fact_grid, heading
 from nccltune.cli.words import format_counts
-from nccltune.cli.workload import WorkloadOptions, workload_from_options
+from nccltune.cli.workload import WorkloadOptions
 from nccltune.errors import ExitCode, UsageProblem
 from nccltune.measurement import Outcome
 from nccltune.profile import check_name
@@ -118,7 +118,7 @@ def make_command(invocation: Invocation, /, **options: object) -> Answer:
     """
     chosen = MakeOptions(**{name: options.pop(name) for name in MakeOptions.__slots__})  # type: ignore[arg-type]
     own = [parse_candidate(text) for text in chosen.tries]
-    demand = workload_from_options(WorkloadOptions(**options))  # type: ignore[arg-type]
+    demand = demand_here(WorkloadOptions(**options), is_shared=chosen.share_gpu)  # type: ignore[arg-type]
     check_name(chosen.name)
     _refuse_overwriting(chosen)
     asked = BenchOptions(

@@ -31,6 +31,7 @@ from nccltune.cli.sources import (
     check_idle,
     check_recorded,
     choose_recording,
+    demand_here,
     narrow_to_recording,
     open_gpus,
     open_recording,
@@ -142,6 +143,8 @@ def command(invocation: Invocation, /, **options: object) -> Answer:
     recording, notice = choose_recording(chosen.recording, chosen.fallback_recording)
     if recording is not None:
         demand = narrow_to_recording(recording, demand)
+    else:
+        demand = demand_here(asked, is_shared=chosen.share_gpu)
     if chosen.share_gpu and chosen.recording is not None:
         raise UsageProblem(
             "--recording measures nothing, so --share-gpu has nothing to say: leave one of the two "

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nccltune.bench.host_lock import LOCK_NAME
 from nccltune.bench.session import BenchOptions, Session, open_session
 from nccltune.cli.launch_path import has_no_gpu, launch_environment
-from nccltune.errors import HostError, UsageProblem
+from nccltune.cli.workload import Demand, WorkloadOptions, workload_from_options
+from nccltune.errors import HostError, NccltuneError, UsageProblem
 from nccltune.host.hardware import read_gpus
+from nccltune.host.launch_gpus import gpus_of_launch
 from nccltune.paths import state_dir
 from nccltune.recording import RecordingBench, candidate_key, find_recording
 from nccltune.search.journal import search_lock
 from nccltune.search.objective import Objective
 from nccltune.search.space import HostFacts, facts_of_recording
+from nccltune.sglang.argv import environ_at_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from nccltune.cli.workload import Demand
     from nccltune.measurement import Bench, Settings
     from nccltune.recording import Recording
 
@@ -64,6 +66,23 @@ def check_idle() -> None:
     """
     with search_lock(study_path("any").parent / LOCK_NAME):
         return
+
+
+def demand_here(asked: WorkloadOptions, *, is_shared: bool) -> Demand:
+    """Build the workload to measure here: where nobody said how many ranks, one a visible GPU.
+
+    GPUs that cannot be used are no matter yet; who opens them hears of it.
+
+    Raises:
+        UsageProblem, FileError: as for ``workload_from_options``.
+    """
+    demand = workload_from_options(asked)
+    if demand.tp is not None or is_shared:
+        return demand
+    count: int | None = None
+    with suppress(NccltuneError):
+        count = len(gpus_of_launch(read_gpus(), os.environ, None, None))
+    return demand if count is None else workload_from_options(replace(asked, tp=count))
 
 
 def choose_recording(recording: str | None, fallback: str | None) -> tuple[str | None, str]:
@@ -159,16 +178,19 @@ def open_gpus(options: BenchOptions, demand: Demand) -> Iterator[tuple[Source, S
     """
     check_idle()
     yielding, forced = launch_environment(demand)
-    words = demand.command.environment if demand.command else {}
-    environ = {k: v for k, v in {**os.environ, **words}.items() if k not in forced}
+    command = demand.command
+    given = os.environ if command is None else environ_at_server(command.argv, os.environ)
+    environ = {name: value for name, value in given.items() if name not in forced}
     requests = Objective(demand.workload, is_shared_gpu=options.is_shared).requests
-    with open_session(options, {**yielding, **forced}, requests, environ) as session:
+    base = {**yielding, **forced}
+    with open_session(options, base, requests, environ, command=command) as session:
         yield _source_from_session(session, forced, is_shared=options.is_shared), session
 
 
 def _source_from_session(session: Session, forced: Mapping[str, str], *, is_shared: bool) -> Source:
     report = session.baseline_report
-    nccl_forced = {name: value for name, value in forced.items() if name.startswith("NCCL_")}
+    # As they really ran: multicast stays off, whatever the launch forces.
+    nccl_forced = {name: session.base[name] for name in forced if name.startswith("NCCL_")}
     return Source(
         bench=session.bench,
         place=_place(session, is_shared=is_shared),

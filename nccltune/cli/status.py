@@ -22,7 +22,7 @@ from nccltune.live.stock import Stock, take_stock
 from nccltune.paths import reading_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from nccltune.live.drift import KeyReport
     from nccltune.live.profile_standing import LiveProfile
@@ -102,27 +102,46 @@ def _complaints(stock: Stock) -> Iterator[Complaint]:
         yield Complaint("profile_not_used", f"{_degraded_words(profile)}; run: {profile.advice}")
     for server in stock.servers:
         if server.verdict is Verdict.NOT_IN_EFFECT:
-            for rank in server.ranks:
-                yield from _lost(server, rank)
+            yield from _lost(server)
         elif server.verdict is Verdict.UNREADABLE:
-            pids = ", ".join(f"{rank.name} (pid {rank.pid})" for rank in server.ranks)
             why = next((rank.problem for rank in server.ranks if rank.problem), "")
             why = why or "set by a configuration file, which no environment shows"
-            yield Complaint("unreadable", f"server {server.pid}, rank {pids}: {why}; {server.fix}")
+            which = _rank_words(server.ranks)
+            yield Complaint("unreadable", f"server {server.pid}, {which}: {why}; {server.fix}")
         elif server.verdict in _UNKNOWN_VERDICTS:
             code = "nccl_bypassed" if server.verdict is Verdict.BYPASSED else "starting"
             fix = f"; to let NCCL carry it: {server.fix}" if server.fix else ""
             yield Complaint(code, f"server {server.pid}: {server.reason}{fix}")
 
 
-def _lost(server: ServerReport, rank: RankReport) -> Iterator[Complaint]:
-    for key in rank.keys:
+def _lost(server: ServerReport) -> Iterator[Complaint]:
+    """Name every variable that is lost, once for all ranks where it is the same."""
+    for key, ranks in _alike(server.ranks).items():
         if key.state is KeyState.LOST:
             yield Complaint(
                 "lost",
-                f"server {server.pid}, rank {rank.name} (pid {rank.pid}): {key.key} is "
-                f"{_actual(key)}, expected {key.expected}: {key.note}",
+                f"server {server.pid}, {_rank_words(ranks)}: {key.key} is {_actual(key)}, "
+                f"expected {key.expected}: {key.note}",
             )
+
+
+def _alike(ranks: Iterable[RankReport]) -> dict[KeyReport, list[RankReport]]:
+    """Return the ranks in which a variable is the same, variable by variable."""
+    alike: dict[KeyReport, list[RankReport]] = {}
+    for rank in ranks:
+        for key in rank.keys:
+            alike.setdefault(key, []).append(rank)
+    names = list(dict.fromkeys(key.key for key in alike))
+    return dict(sorted(alike.items(), key=lambda found: names.index(found[0].key)))
+
+
+def _rank_words(ranks: Sequence[RankReport]) -> str:
+    """Write ``rank TP1 (pid 102)``, or ``ranks`` and every one of several."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {_named(ranks)}"
+
+
+def _named(ranks: Iterable[RankReport]) -> str:
+    return ", ".join(f"{rank.name} (pid {rank.pid})" for rank in ranks)
 
 
 def _warnings(stock: Stock) -> Iterator[str]:
@@ -254,21 +273,13 @@ def _server_lines(server: ServerReport) -> Iterator[str]:
         yield _fact("  all-reduce", f"{server.path.path}: {server.path.reason}")
     if server.fix:
         yield _fact("  to do", server.fix)
-    names = dict.fromkeys(key.key for rank in server.ranks for key in rank.keys)
-    for name in names:
-        yield from _key_lines(name, server.ranks)
+    yield from _key_lines(server.ranks)
 
 
-def _key_lines(name: str, ranks: Sequence[RankReport]) -> Iterator[str]:
-    """Show one variable: a line for all ranks that are alike, with every rank's name and pid."""
-    alike: dict[KeyReport, list[RankReport]] = {}
-    for rank in ranks:
-        for key in rank.keys:
-            if key.key == name:
-                alike.setdefault(key, []).append(rank)
-    for key, members in alike.items():
-        where = ", ".join(f"{rank.name} (pid {rank.pid})" for rank in members)
-        facts = f"{key.key}: {_STATE_WORDS[key.state]} in {where}: "
+def _key_lines(ranks: Sequence[RankReport]) -> Iterator[str]:
+    """Show each variable: a line for all ranks that are alike, with every rank's name and pid."""
+    for key, members in _alike(ranks).items():
+        facts = f"{key.key}: {_STATE_WORDS[key.state]} in {_named(members)}: "
         facts += f"expected {key.expected}, actual {_actual(key)}"
         remarks = [f"from {key.source}" if key.source else "", key.note]
         yield f"  {'; '.join([facts, *filter(None, remarks)])}"

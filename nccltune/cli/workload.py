@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 DEFAULT_TP = 8
-"""Only decides which batch sizes SGLang captures, and those are the same from 4 on; and what each
-rank contributes to an all-gather."""
+"""Where neither a launch nor GPUs say it. Only decides which batch sizes SGLang captures, and those
+are the same from 4 on; and what each rank contributes to an all-gather."""
 
 MAX_TP = 1024
 """More ranks than one host could hold."""

@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccltune.doctor.check import counted
+from nccltune.doctor.gpus import choose
 from nccltune.doctor.interpreter import Interpreter, find_interpreter, own_interpreter
 from nccltune.doctor.server import ProbedServer, ProbeError, probe_server
-from nccltune.errors import HostError, NccltuneError, UsageProblem
+from nccltune.errors import HostError, NccltuneError
 from nccltune.host.conf_files import ConfFile, effective_settings, read_conf_files
 from nccltune.host.facts import nccl_version
-from nccltune.host.gpu_choice import VARIABLE as VISIBLE_VARIABLE
-from nccltune.host.gpu_choice import choose_gpus
 from nccltune.host.hardware import Gpu, Hardware, read_gpus
 from nccltune.paths import reading_dir
 from nccltune.payloads.model_config import load_model_shape
@@ -81,7 +79,9 @@ class Case:
         server: what that interpreter would load; None where it gave no answer.
         server_problem: why not.
         assumed_nccl: version that launches take the server's NCCL for, told without starting it.
-        gpus: those that the launch would use, in rank order; without a launch all visible ones.
+        gpus: those of the launch's first group of ranks, in rank order; without a launch all
+            visible ones.
+        visible: every GPU that the launch would see, in its order.
         gpu_error: why there are none, or not enough.
         shape: of the launch's model; None where it cannot be read, and ``shape_problem`` says why.
         conf_files: NCCL's own configuration files, the strongest first.
@@ -103,6 +103,7 @@ class Case:
     state_problem: str
     shape: ModelShape | None = None
     shape_problem: str = ""
+    visible: tuple[Gpu, ...] = ()
     conf_files: tuple[ConfFile, ...] = field(default=())
 
     @property
@@ -114,12 +115,20 @@ class Case:
 
     @property
     def here(self) -> Fingerprint | None:
-        """This host as a launch meets it; None without GPUs."""
-        if self.hardware is None or not self.gpus:
+        """The GPUs of the launch, as a profile found on them would hold them; None without any."""
+        return self._fingerprint(self.gpus)
+
+    @property
+    def seen_by_launch(self) -> Fingerprint | None:
+        """Every GPU that the launch sees, in its order; None where that is not known."""
+        return self._fingerprint(self.visible)
+
+    def _fingerprint(self, gpus: tuple[Gpu, ...]) -> Fingerprint | None:
+        if self.hardware is None or not gpus:
             return None
         server = self.server
         return self.hardware.fingerprint(
-            self.gpus,
+            gpus,
             nccl_version=None if server is None else server.nccl_version,
             torch_version=None if server is None else server.torch_version,
         )
@@ -157,7 +166,7 @@ def read_case(sources: Sources, *, python: Path | None = None, argv: tuple[str, 
     interpreter = _interpreter(python, argv, environ)
     server, server_problem = _ask(sources, interpreter, environ)
     hardware, nvml_error = _hardware(sources)
-    gpus, gpu_error = _gpus(hardware, environ, launch)
+    chosen = choose(hardware, sources.environ, launch)
     folder, state_problem = _state_dir(environ)
     shape, shape_problem = _shape(launch)
     return Case(
@@ -172,13 +181,14 @@ def read_case(sources: Sources, *, python: Path | None = None, argv: tuple[str, 
         else nccl_version(str(interpreter.path), environ),
         hardware=hardware,
         nvml_error=nvml_error,
-        gpus=gpus,
-        gpu_error=gpu_error,
+        gpus=chosen.gpus,
+        gpu_error=chosen.error,
         active=read_active(folder),
         state_dir=folder,
         state_problem=state_problem,
         shape=shape,
         shape_problem=shape_problem,
+        visible=chosen.visible,
         conf_files=_conf_files(sources, environ, server),
     )
 
@@ -209,33 +219,6 @@ def _hardware(sources: Sources) -> tuple[Hardware | None, HostError | None]:
         return read_gpus(sources.nvml, sys_root=sources.sys), None
     except HostError as error:
         return None, error
-
-
-def _gpus(
-    hardware: Hardware | None, environ: Mapping[str, str], launch: LaunchCommand | None
-) -> tuple[tuple[Gpu, ...], NccltuneError | None]:
-    if hardware is None:
-        return (), None
-    wanted = None if launch is None else max(1, launch.tp_size // launch.nnodes)
-    visible = environ.get(VISIBLE_VARIABLE)
-    try:
-        first = choose_gpus(hardware, visible, 2, is_shared=True)[:1]
-        if wanted == 1:
-            return first, None
-        return choose_gpus(hardware, visible, wanted, is_shared=False), None
-    except (UsageProblem, HostError) as error:
-        if error.code != "too_few_gpus":
-            return (), error
-    # One GPU is no error by itself: it is looked at as several would be.
-    return (first, None) if wanted is None else ((), _too_few(wanted, hardware))
-
-
-def _too_few(wanted: int, hardware: Hardware) -> UsageProblem:
-    return UsageProblem(
-        f"the launch needs {counted(wanted, 'GPU')} here, and fewer of this host's "
-        f"{len(hardware.gpus)} are visible; lower --tp, or see {VISIBLE_VARIABLE}",
-        code="too_few_gpus",
-    )
 
 
 def _state_dir(environ: Mapping[str, str]) -> tuple[Path | None, str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from nccltune.doctor.check import Check, Status
 from nccltune.errors import NccltuneError
+from nccltune.host.match import has_full_nvlink
 from nccltune.sglang.allreduce_path import all_reduce_path
 from nccltune.sglang.command import speculation_shape
 
@@ -43,14 +44,11 @@ def check_launch(case: Case) -> Iterator[Check]:
 
 def _path(case: Case, launch: LaunchCommand) -> Check:
     name = "all_reduce_path"
-    has_full_nvlink: bool | None = None
-    if case.hardware is not None and len(case.gpus) > 1:
-        has_full_nvlink = case.hardware.restricted_to(case.gpus).has_full_nvlink
     verdict = all_reduce_path(
         launch,
         case.shape,
         gpu_architecture=case.gpus[0].compute_capability if case.gpus else None,
-        has_full_nvlink=has_full_nvlink,
+        has_full_nvlink=has_full_nvlink(case.seen_by_launch, launch),
         environ=case.environ,
         version=case.server.sglang_version if case.server else None,
     )

@@ -10,7 +10,7 @@ from nccltune.doctor.check import Check, Status, counted, split_advice
 from nccltune.doctor.mounts import mount_of, parse_mountinfo
 from nccltune.errors import NccltuneError
 from nccltune.host.fingerprint import Fingerprint, MatchKind, compare
-from nccltune.host.match import restricted
+from nccltune.host.match import group_of, restricted
 from nccltune.inject.resolver import resolve
 from nccltune.paths import HOME_VARIABLE, state_dir
 from nccltune.store import Policy, read_policy
@@ -126,9 +126,7 @@ def _profile_match(case: Case) -> Check:
     if here.nccl_version is None:
         problem = case.server_problem or "see the check of nccl_version"
         return Check(name, Status.SKIP, f"the server's NCCL is not known: {problem}")
-    if len(here.gpu_names) > wanted.world_size:
-        here = restricted(here, range(wanted.world_size))
-    match = compare(wanted, here)
+    match = compare(wanted, restricted(here, group_of(wanted, here)))
     differing = ", ".join(match.differing)
     if match.kind is MatchKind.IDENTICAL:
         return Check(name, Status.OK, f"this is the host that profile {profile.name} was made on")
@@ -136,7 +134,8 @@ def _profile_match(case: Case) -> Check:
         message = f"profile {profile.name} was made on an equivalent host: {differing} differ"
         return Check(name, Status.WARN, message, "nccltune search, to verify it on this host")
     message = f"profile {profile.name} was made for another kind of host: {differing} differ"
-    if case.active.is_insisted_on(case.here.gpu_uuids if case.here else ()):
+    seen = case.seen_by_launch
+    if case.active.is_insisted_on(seen.gpu_uuids if seen else ()):
         message += "; launches get it, because it was activated here with --any-host"
         return Check(name, Status.WARN, message, "nccltune search, for a profile of this host")
     return Check(name, Status.FAIL, message, "nccltune search, for a profile of this host")
@@ -170,8 +169,8 @@ def _for_launch(case: Case) -> Iterator[Check]:
 
 
 def _as_launches_see_it(case: Case) -> Fingerprint | None:
-    """Return this host with the NCCL that launches take the server's for, without starting it."""
-    here = case.here
+    """Return the host with the NCCL that launches take the server's for, without starting it."""
+    here = case.seen_by_launch
     if here is None or case.assumed_nccl is None:
         return here
     return replace(here, nccl_version=case.assumed_nccl)

@@ -29,7 +29,12 @@ def numbers_named(visible: str | None) -> Set[int] | None:
 
 
 def choose_gpus(
-    hardware: Hardware, visible: str | None, rank_count: int | None, *, is_shared: bool
+    hardware: Hardware,
+    visible: str | None,
+    rank_count: int | None,
+    *,
+    is_shared: bool,
+    group: range | None = None,
 ) -> tuple[Gpu, ...]:
     """Return one GPU a rank, in rank order.
 
@@ -40,7 +45,8 @@ def choose_gpus(
         hardware: what the host has.
         visible: value of ``CUDA_VISIBLE_DEVICES``; None when it is unset.
         rank_count: how many ranks; None for one on every visible GPU (two on a shared one).
-        is_shared: put all ranks on the first visible GPU.
+        is_shared: put all ranks on the first GPU: of the group where that is visible.
+        group: which of the visible GPUs the ranks run on, by their places; None for the first ones.
 
     Raises:
         HostError: there is no GPU to use, or MIG is on.
@@ -57,19 +63,31 @@ def choose_gpus(
             f"{rank_count} ranks on one GPU: --share-gpu takes at most {MAX_SHARED_RANKS}",
             code="too_many_ranks",
         )
-    gpus = _visible_gpus(hardware, visible)
+    gpus = visible_gpus(hardware, visible)
+    places = range(rank_count or max(2, len(gpus))) if group is None else group
     if is_shared:
-        chosen = (gpus[0],) * (rank_count or DEFAULT_SHARED_RANKS)
+        first = gpus[places[0]] if places[0] < len(gpus) else gpus[0]
+        chosen = (first,) * (rank_count or DEFAULT_SHARED_RANKS)
     else:
-        _check_count(len(gpus), rank_count, hardware)
-        chosen = gpus[:rank_count]
+        _check_count(len(gpus), places, hardware)
+        chosen = tuple(gpus[place] for place in places)
     for gpu in chosen:
         if gpu.is_mig_enabled:
             raise _mig_error(f"GPU {gpu.idx} ({gpu.uuid}) is in MIG mode")
     return chosen
 
 
-def _visible_gpus(hardware: Hardware, visible: str | None) -> tuple[Gpu, ...]:
+def visible_gpus(hardware: Hardware, visible: str | None) -> tuple[Gpu, ...]:
+    """Return every GPU that is visible, in the order of the variable.
+
+    Args:
+        hardware: what the host has.
+        visible: as for ``choose_gpus``.
+
+    Raises:
+        HostError: there is no GPU to use, or a MIG instance is named.
+        UsageProblem: the variable names a GPU that is not there, twice, or in no known form.
+    """
     if not hardware.gpus:
         raise HostError(
             "the NVIDIA driver shows no GPU: see whether nvidia-smi lists one, and start the"
@@ -135,15 +153,16 @@ def _gpu_by_uuid(hardware: Hardware, prefix: str, visible: str) -> Gpu:
     return found[0]
 
 
-def _check_count(visible_count: int, rank_count: int | None, hardware: Hardware) -> None:
-    wanted = rank_count or 2
-    if visible_count >= wanted:
+def _check_count(visible_count: int, places: range, hardware: Hardware) -> None:
+    ranks, needed = len(places), places[-1] + 1
+    if visible_count >= needed:
         return
     lost = "".join(f"; {problem}" for problem in hardware.problems)
+    layout = f" (--base-gpu-id {places.start}, --gpu-id-step {places.step})"
     raise UsageProblem(
-        f"{wanted} ranks need {wanted} GPUs, but {visible_count} {_is_visible(visible_count)}: ask"
-        f" for fewer ranks, make more GPUs visible, or put all ranks on one with --share-gpu"
-        f" (diagnosis only){lost}",
+        f"{ranks} ranks need {needed} GPUs{layout if needed > ranks else ''}, but {visible_count}"
+        f" {_is_visible(visible_count)}: ask for fewer ranks, make more GPUs visible, or put all"
+        f" ranks on one with --share-gpu (diagnosis only){lost}",
         code="too_few_gpus",
     )
 

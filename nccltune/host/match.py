@@ -55,7 +55,7 @@ def match_host(
     if here is None:
         reason = host_problem or "its GPUs cannot be read"
         return HostMatch(None, f"this host is unknown: {reason}")
-    needed, seen = _needed(command), len(here.gpu_names)
+    needed, seen = needed_gpus(command), len(here.gpu_names)
     if needed > seen:  # asked first, for a launch may ask for any number
         return HostMatch(MatchKind.FOREIGN, f"the launch needs {needed} GPUs and sees {seen}")
     worst = HostMatch(MatchKind.IDENTICAL)
@@ -84,21 +84,64 @@ def restricted(here: Fingerprint, group: Sequence[int]) -> Fingerprint:
     )
 
 
-def _needed(command: LaunchCommand) -> int:
+def group_of(made_on: Fingerprint, here: Fingerprint) -> Sequence[int]:
+    """Return the GPUs that a profile was found on, else as many as it needs, in order.
+
+    For comparing a host where no launch says which of its GPUs are meant.
+    """
+    places = {uuid: place for place, uuid in enumerate(here.gpu_uuids)}
+    if made_on.gpu_uuids and all(uuid in places for uuid in made_on.gpu_uuids):
+        return [places[uuid] for uuid in made_on.gpu_uuids]
+    return range(min(made_on.world_size, len(here.gpu_names)))
+
+
+def has_full_nvlink(here: Fingerprint | None, command: LaunchCommand) -> bool | None:
+    """Tell whether NVLink joins every two GPUs of each tensor-parallel group of a launch.
+
+    None where some link is not known, where groups differ in it, or where the launch needs more
+    GPUs than it sees.
+
+    Args:
+        here: every GPU that the launch sees, in its order; None where that could not be read.
+        command: the launch.
+    """
+    if here is None or needed_gpus(command) > len(here.gpu_names):
+        return None
+    answers = {_is_joined(here, group) for group in gpu_groups(command)}
+    return answers.pop() if len(answers) == 1 else None
+
+
+def _is_joined(here: Fingerprint, group: Sequence[int]) -> bool | None:
+    names = [here.link_matrix[i][j] for i in group for j in group if i != j]
+    if any(name is not None and not name.startswith("NV") for name in names):
+        return False
+    return None if None in names or not names else True
+
+
+def needed_gpus(command: LaunchCommand) -> int:
     """Return how many GPUs a launch must see for the last of its ranks to find its own."""
     base, step, size = _layout(command)
-    return base + (command.dp_size * command.pp_size * size - 1) * step + 1
+    replica = (command.dp_size - 1) * command.pp_size * size * step
+    return base + replica + (command.pp_size - 1) * size + (size - 1) * step + 1
 
 
-def gpu_groups(command: LaunchCommand) -> Iterator[tuple[int, ...]]:
-    """Yield the GPUs of every tensor-parallel group on this node, as SGLang 0.5.23 hands them out.
+def gpu_groups(command: LaunchCommand) -> Iterator[range]:
+    """Yield the GPUs of every tensor-parallel group on this node, as SGLang hands them out.
 
-    Each stage of a pipeline has its own group, and each replica its own stages.
+    Each stage of a pipeline has its own group, and each replica its own stages. Read in 0.5.15 and
+    0.5.23: from one stage to the next it counts GPUs, whatever the step, so that with a step the
+    stages lie between one another.
     """
     base, step, size = _layout(command)
-    for idx in range(command.dp_size * command.pp_size):
-        first = base + idx * size * step
-        yield tuple(first + rank * step for rank in range(size))
+    for replica in range(command.dp_size):
+        for stage in range(command.pp_size):
+            first = base + replica * command.pp_size * size * step + stage * size
+            yield range(first, first + size * step, step)
+
+
+def first_group(command: LaunchCommand, rank_count: int) -> range:
+    """Return the GPUs of a launch's first group, were it one of so many ranks on one host."""
+    return next(gpu_groups(replace(command, tp_size=rank_count, nnodes=1)))
 
 
 def _layout(command: LaunchCommand) -> tuple[int, int, int]:

@@ -25,7 +25,7 @@ from nccltune.inject.marker import (
 from nccltune.inject.resolver import Decision, resolve
 from nccltune.inject.screening import screen
 from nccltune.paths import reading_dir
-from nccltune.sglang.argv import split_launch
+from nccltune.sglang.argv import environ_at_server, split_launch
 from nccltune.store import ActiveState, LaunchRecord, Policy, read_active, read_policy
 
 if TYPE_CHECKING:
@@ -155,7 +155,8 @@ def _decide(
             None if python is None else installed_version(package_dirs(python, seen), "sglang")
         )
         # Last, for another process may be waiting for the driver meanwhile.
-        facts, host_problem = _host(python, seen, read_gpus)
+        at_server = environ_at_server(argv, environ)
+        facts, host_problem = _host(python, seen, at_server, read_gpus)
     decision = resolve(
         argv=argv,
         environ=environ,
@@ -191,14 +192,17 @@ def _store(
 
 
 def _host(
-    python: str | None, environ: Mapping[str, str], read_gpus: GpuReader | None
+    python: str | None,
+    environ: Mapping[str, str],
+    at_server: Mapping[str, str],
+    read_gpus: GpuReader | None,
 ) -> tuple[HostFacts | None, str]:
     # Loaded here, for a launch that gets no profile never looks at the host.
     from nccltune.host.facts import nccl_version, read_visible, with_nccl
 
     try:
         version = nccl_version(python, environ)
-        return with_nccl((read_gpus or read_visible)(environ), version), ""
+        return with_nccl((read_gpus or read_visible)(at_server), version), ""
     except NccltuneError as error:
         return None, str(error)
 

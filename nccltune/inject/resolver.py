@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nccltune.host.fingerprint import MatchKind
-from nccltune.host.match import HostMatch, match_host
+from nccltune.host.match import HostMatch, has_full_nvlink, match_host
 from nccltune.inject.marker import settings_digest
 from nccltune.inject.overrides import names_of_ours, overwritten, share_out
 from nccltune.inject.screening import ANY_HOST, doubt_about, screen
@@ -108,7 +108,7 @@ def resolve(
         command,
         shape,
         gpu_architecture=gpu_architecture,
-        has_full_nvlink=has_full_nvlink(here),
+        has_full_nvlink=has_full_nvlink(here, command),
         environ=environ,
         version=sglang_version,
     )
@@ -194,7 +194,9 @@ def _match_warnings(profile: Profile, match: HostMatch) -> list[str]:
     if match.kind is MatchKind.IDENTICAL:
         return warnings
     if match.kind is MatchKind.EQUIVALENT:
-        reason = f"was not verified on this very host: {match.reason}"
+        # Where it was found, not where it was verified: nobody measured the settings against all
+        # others here, whatever a verify on this host has said of them since.
+        reason = f"was found on a host like this one, not on this very one: {match.reason}"
         return [*warnings, f"profile {profile.name} {reason}"]
     made = "was made for another kind of host" if match.kind else "is not known to fit"
     reason = f"{made}, used because of --any-host: {match.reason}"
@@ -207,14 +209,3 @@ def _path_warnings(path: PathVerdict) -> list[str]:
     advice = f"; to let NCCL carry them: {path.fix}" if path.fix else ""
     certainty = "may not" if path.is_nccl is None else "does not"
     return [f"NCCL {certainty} carry this launch's verify all-reduces: {path.reason}{advice}"]
-
-
-def has_full_nvlink(here: Fingerprint | None) -> bool | None:
-    """Tell whether NVLink joins every two GPUs; None where some link is not known."""
-    if here is None:
-        return None
-    size = range(len(here.link_matrix))
-    names = [here.link_matrix[i][j] for i in size for j in size if i != j]
-    if any(name is not None and not name.startswith("NV") for name in names):
-        return False
-    return None if None in names or not names else True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import PurePath
 from typing import NamedTuple
@@ -157,6 +157,23 @@ def env_effects(wrapper: Sequence[str]) -> EnvEffects:
         assigned = {name: kept[name] for name in kept if name not in call.unset} | call.assigned
         unset = (unset | call.unset) - call.assigned.keys()
     return EnvEffects(emptied_by, unset, assigned)
+
+
+def environ_at_server(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what SGLang finds in its environment, whatever ``env`` in front of it does.
+
+    Args:
+        argv: the launch command.
+        environ: what the command is started in.
+
+    Raises:
+        UsageProblem: not an SGLang launch.
+    """
+    start, _tokens = split_launch(tuple(argv))
+    effects = env_effects(argv[:start])
+    inherited = {} if effects.emptied_by else environ
+    kept = {name: value for name, value in inherited.items() if name not in effects.unset}
+    return {**kept, **effects.assigned}
 
 
 def _not_a_launch(argv: Sequence[str], hint: str) -> UsageProblem:

@@ -23,6 +23,7 @@ from nccltune.recording import candidate_key
 from nccltune.store import find_profile
 from tests.support.command_line import envelope_of, fake_gpus
 from tests.support.results import IMPROVED, INCONCLUSIVE, KEEP_DEFAULT, TUNED, bench_report
+from tests.support.standin_cli import standin_hardware
 from tests.support.studies import study_of
 
 if TYPE_CHECKING:
@@ -334,9 +335,7 @@ def test_search_without_a_gpu_falls_back_on_the_recording_and_says_so_loudly(
 def test_search_with_a_gpu_ignores_the_fallback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        sources, "read_gpus", lambda: SimpleNamespace(gpus=("one", "two"), problems=())
-    )
+    monkeypatch.setattr(sources, "read_gpus", standin_hardware)
     monkeypatch.setattr(search_verb, "run_search", lambda *_, **__: KEEP_DEFAULT)
 
     envelope = envelope_of(capsys, "search", "--fallback-recording", "h200-2x-shm")

@@ -275,6 +275,15 @@ def nvswitch_host(count: int = 8) -> FakeNvml:
     return FakeNvml(gpus, ancestor=_pcie_level, has_nvlink_p2p=lambda _a, _b: True)
 
 
+def island_host(count: int = 8, *, size: int = 4) -> FakeNvml:
+    """GPUs whose NVLinks end at the edge of a board (``size`` 4) or of a bridged pair (2)."""
+    gpus = [fake_gpu(idx) for idx in range(count)]
+    for idx, gpu in enumerate(gpus):
+        peers = [n for n in range(count) if n != idx and n // size == idx // size]
+        gpu.nvlinks = [(gpus[peer].bus_id, OTHER_GPU) for peer in peers for _ in range(4)]
+    return FakeNvml(gpus, ancestor=_pcie_level)
+
+
 def pcie_host(count: int = 8) -> FakeNvml:
     """PCIe cards: pairs behind one switch, four on a socket."""
     gpus = [fake_gpu(idx, name="NVIDIA RTX PRO 6000", capability=(12, 0)) for idx in range(count)]

@@ -12,6 +12,7 @@ import os
 import sys
 
 import nccltune.bench.session as session
+import nccltune.cli.launch_path as launch_path
 import nccltune.cli.sources as sources
 from nccltune.bench.launcher import GpuBench
 from nccltune.cli import main
@@ -33,6 +34,7 @@ def install() -> None:
     for module, name, standin in (
         (session, "read_gpus", standin_hardware),
         (sources, "read_gpus", standin_hardware),
+        (launch_path, "read_gpus", standin_hardware),
         (session, "read_memory_used_bytes", lambda uuids: {}),
         (session, "read_foreign_processes", lambda uuids, own: []),
         (session, "GpuBench", functools.partial(_standin_bench, device_module=STANDIN_MODULE)),

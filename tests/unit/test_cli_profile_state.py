@@ -13,9 +13,12 @@ import pytest
 from nccltune.cli import host_check, main
 from nccltune.errors import HostError
 from nccltune.export import EXPORTS
+from nccltune.host.match import restricted
 from nccltune.profile import Profile, format_profile
 from nccltune.store import profiles_dir, read_active, save_candidate
 from tests.support.command_line import FINGERPRINT, envelope_of
+from tests.support.fake_nvml import island_host
+from tests.support.gpu_launches import launch, read, seen_by
 from tests.support.readers import READERS
 
 if TYPE_CHECKING:
@@ -185,6 +188,20 @@ def test_activate_on_more_gpus_compares_as_many_as_there_were(
     be(monkeypatch, wide)
 
     assert profile_verb(capsys, "activate", "mine")["data"]["match"] == "identical"
+
+
+@pytest.mark.parametrize("places", [(4, 5), (2, 6), (7, 0)])
+def test_activate_compares_the_gpus_that_the_profile_was_found_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, places: tuple[int, ...]
+) -> None:
+    whole = seen_by(launch("--tp 8"), read(island_host(8, size=2)))
+    save_candidate(replace(MINE, fingerprint=restricted(whole, places).to_json()))
+    be(monkeypatch, whole)
+
+    envelope = profile_verb(capsys, "activate", "mine")
+
+    assert envelope["data"]["match"] == "identical"
+    assert envelope["warnings"] == []
 
 
 def test_activate_without_a_driver_needs_any_host(

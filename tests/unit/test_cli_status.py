@@ -108,6 +108,28 @@ def test_status_with_a_key_lost_exits_3_and_names_pid_rank_key_expected_and_actu
     assert "LOST in TP1 (pid 102): expected allreduce:ring, actual not set" in shown(answer)
 
 
+@pytest.mark.parametrize("rank_count", [2, 4, 8])
+def test_status_names_what_several_ranks_lost_in_one_line_a_variable(
+    answered: Any, rank_count: int
+) -> None:
+    names = [f"NCCL_{letter}" for letter in "FEDCBA"]
+    lost = tuple(replace(key(KeyState.LOST, None), key=name) for name in names)
+    other = replace(lost[-1], actual="Tree")
+    ranks = [RankReport(101 + idx, f"TP{idx}", lost) for idx in range(rank_count)]
+    ranks[-1] = replace(ranks[-1], keys=(*lost[:-1], other))
+    report = server(Verdict.NOT_IN_EFFECT, ranks=tuple(ranks))
+
+    answer = answered(Stock(PROFILE, (report,)))
+
+    messages = [complaint.message for complaint in answer.errors]
+    which = [f"TP{idx} (pid {101 + idx})" for idx in range(rank_count)]
+    plural = "s" if rank_count > 2 else ""
+    assert [message.split(": ")[1].split(" is ")[0] for message in messages] == [*names, "NCCL_A"]
+    assert all(each.startswith(f"server 100, ranks {', '.join(which)}: ") for each in messages[:-2])
+    assert messages[-2].startswith(f"server 100, rank{plural} {', '.join(which[:-1])}: ")
+    assert messages[-1].startswith(f"server 100, rank {which[-1]}: NCCL_A is Tree")
+
+
 def test_status_json_has_every_key_of_every_rank(answered: Any) -> None:
     answer = answered(Stock(PROFILE, (server(Verdict.NOT_IN_EFFECT, key(KeyState.LOST, "x")),)))
 

@@ -340,6 +340,50 @@ def test_launch_is_judged_by_the_nccl_that_launches_take_it_for(
     assert_status(check, Status.OK, "identical")
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--base-gpu-id", "4"), "profile kimi is applied: identical"),
+        (("--base-gpu-id", "4", "--dp-size", "1"), "profile kimi is applied: identical"),
+        ((), "profile kimi is applied: equivalent"),
+        (("--dp-size", "2"), "profile kimi is applied: equivalent"),
+        (("--base-gpu-id", "5"), "needs 9 GPUs and sees 8"),
+    ],
+)
+def test_profile_of_some_gpus_is_judged_by_those_that_the_launch_uses(
+    host: DoctorHost, tmp_path: Path, flags: tuple[str, ...], expected: str
+) -> None:
+    write_models(tmp_path)
+    host.environ["CUDA_VISIBLE_DEVICES"] = "4,5,6,7"
+    profile = keep(host)
+    del host.environ["CUDA_VISIBLE_DEVICES"]
+    save_candidate(profile)
+    activate("kimi", reason="manual")
+    python = tmp_path / "python3"
+    python.write_text("")
+    python.chmod(0o755)
+    host.python = python
+    make_site(tmp_path / "site", nccl="2.28.9")
+    host.environ["PYTHONPATH"] = str(tmp_path / "site")
+
+    words = (str(python), *launch_words(tmp_path, *flags, tp=4)[1:])
+
+    check = host.look(*words)["profile_for_launch"]
+
+    assert expected in check.message
+
+
+@pytest.mark.parametrize("visible", ["4,5,6,7", "6,2", "7,5,3,1"])
+def test_without_a_launch_a_profile_of_some_gpus_is_compared_with_those(
+    host: DoctorHost, visible: str
+) -> None:
+    host.environ["CUDA_VISIBLE_DEVICES"] = visible
+    keep(host)
+    del host.environ["CUDA_VISIBLE_DEVICES"]
+
+    assert_status(host.look()["profile_match"], Status.OK, "this is the host")
+
+
 def test_launch_of_a_foreign_host_fails(host: DoctorHost, tmp_path: Path) -> None:
     write_models(tmp_path)
     keep(host)

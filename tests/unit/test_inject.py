@@ -67,6 +67,23 @@ def test_decide_applies_the_active_profile_of_the_store(host: LaunchHost) -> Non
     assert record.reason == decision.reason
 
 
+@pytest.mark.parametrize("flags", [("-u", "CUDA_VISIBLE_DEVICES"), ("-i",)])
+def test_decide_looks_at_the_gpus_that_env_leaves_to_the_server(
+    host: LaunchHost, flags: tuple[str, ...]
+) -> None:
+    asked: list[str | None] = []
+
+    def noted(environ: Mapping[str, str]) -> Any:
+        asked.append(environ.get("CUDA_VISIBLE_DEVICES"))
+        return read_visible(environ, nvml=host.fake)
+
+    environ = host.environ() | {"CUDA_VISIBLE_DEVICES": "7,6"}
+    decide_on(host, environ, argv=("env", *flags, *host.command), read_gpus=noted)
+    decide_on(host, environ, read_gpus=noted)
+
+    assert asked == [None, "7,6"]
+
+
 def test_decide_names_the_process_for_ever(host: LaunchHost) -> None:
     record = decide_on(host, route="launch").record
 

@@ -200,7 +200,7 @@ def test_resolve_on_an_equivalent_host_applies_and_warns() -> None:
     assert decision.applied == SETTINGS
     assert decision.match is MatchKind.EQUIVALENT
     (warning,) = decision.warnings
-    assert "not verified" in warning
+    assert "found on a host like this one, not on this very one" in warning
     assert "driver_version (580.1 there, 580.2 here)" in warning
     assert not decision.is_degraded
 

@@ -18,6 +18,7 @@ from nccltune.inject.decision import apply, decide
 from nccltune.inject.marker import KEEP_ENVIRON, KEEP_ENVIRON_VALUE
 from nccltune.live.stock import host_of
 from nccltune.sdnotify import OWN_VARIABLES
+from nccltune.sglang.argv import environ_at_server
 from nccltune.sglang.command import LaunchCommand, parse_launch
 from nccltune.sglang.endpoints import Endpoint, endpoint_of, is_answered
 from nccltune.store import Launches
@@ -95,7 +96,8 @@ def prepare(spec: VerifySpec) -> Ground:
         notes += [f"{arm.name}: {text}" for text in (arm.note, *warnings) if text]
     for ready in arms:
         await_port(ready, 0.0)
-    python, variables = find_python(command.argv, environ), {**environ, **command.environment}
+    python = find_python(command.argv, environ)
+    variables = environ_at_server(command.argv, environ)
     host, problem = host_of(python, variables)
     if host is None:
         notes.append(f"GPU memory is not watched between boots: {problem}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nccltune.errors import ServerError
-from nccltune.inject.resolver import has_full_nvlink
+from nccltune.host.match import has_full_nvlink
 from nccltune.live.scanner import find_servers
 from nccltune.live.server_facts import ServerFacts, read_facts
 from nccltune.live.servers import Context, report_server
@@ -121,7 +121,7 @@ def _path(facts: ServerFacts, info: Mapping[str, object]) -> PathVerdict | None:
         resolved(facts.command, info),
         shape_of(facts.command, facts.environ, facts.files),
         gpu_architecture=None if host is None else host.gpu_architecture,
-        has_full_nvlink=None if host is None else has_full_nvlink(host.fingerprint),
+        has_full_nvlink=has_full_nvlink(None if host is None else host.fingerprint, facts.command),
         environ=facts.environ,
         version=_text(info.get("version")) or facts.version,
     )
