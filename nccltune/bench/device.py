@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from ctypes import c_void_p
 
+    from nccltune.bench.steps import Note
     from nccltune.measurement import PayloadRequest
 
 COLLECTIVE_COUNT = 61440
@@ -27,9 +28,9 @@ COLLECTIVE_COUNT = 61440
 of magnitude."""
 
 
-def open_device(role: Role) -> CudaRank:
+def open_device(role: Role, note: Note) -> CudaRank:
     """Take a rank's GPU."""
-    return CudaRank(role)
+    return CudaRank(role, note)
 
 
 def versions() -> dict[str, str]:
@@ -40,8 +41,9 @@ def versions() -> dict[str, str]:
 class CudaRank:
     """A rank on a real GPU."""
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: Role, note: Note) -> None:
         self._role = role
+        self._note = note
         self._nccl = Nccl(library_path())
         self._communicators: list[c_void_p] = []
 
@@ -64,6 +66,7 @@ class CudaRank:
         Raises:
             Refused: NCCL does not accept the settings.
         """
+        self._note("joining")
         try:
             communicator = self._nccl.init_rank(unique_id, self._role.rank, self._role.world_size)
         except NcclError as error:
@@ -79,10 +82,11 @@ class CudaRank:
         buffer = torch.empty(request.size_bytes // 2, dtype=torch.bfloat16, device=self._device)
         buffer.fill_(1.0)
         all_reduce = partial(self._all_reduce, buffer)
-        self._run_first(all_reduce)
+        self._run_first(all_reduce, "all-reduce")
         graph = self._capture(all_reduce, request.graph_count)
         check = self._checker(buffer, request.graph_count, graph, seed)
         is_data_ok = check()
+        self._note("timing the graph")
         samples_us = _time_us(graph, request)
         is_data_ok = check() and is_data_ok
         return RankSamples(samples_us, is_data_ok)
@@ -98,12 +102,13 @@ class CudaRank:
         mine, expected = parts[self._role.rank], torch.cat(parts)
         result = torch.zeros_like(expected)
         all_gather = partial(self._all_gather, mine, result, self._communicators[0])
-        self._run_first(all_gather)
+        self._run_first(all_gather, "all-gather")
         graph = self._capture(all_gather, request.graph_count)
+        self._note("timing the graph")
         samples_us = _time_us(graph, request)
         result.zero_()
         graph.replay()
-        torch.cuda.synchronize()
+        self._await("the data check")
         return RankSamples(samples_us, bool(torch.equal(result, expected)))
 
     def free_bytes(self) -> int:
@@ -124,6 +129,7 @@ class CudaRank:
                 ("broadcast", self._broadcast_is_right),
                 ("reduce_scatter", self._reduce_scatter_is_right),
             ):
+                self._note(f"enqueueing {name}")
                 try:
                     is_right = run(communicator, pieces, rank)
                 except NcclError as error:
@@ -138,14 +144,19 @@ class CudaRank:
         """
         torch.cuda.synchronize()
 
-    @staticmethod
-    def _run_first(collective: Callable[[], None]) -> None:
+    def _run_first(self, collective: Callable[[], None], name: str) -> None:
         # NCCL connects lazily at the first use of an algorithm, which may not happen inside a
         # capture.
+        self._note(f"enqueueing the first {name}")
         try:
             collective()
         except NcclError as error:
             raise Unsupported(str(error)) from error
+        self._await(f"the first {name}")
+
+    def _await(self, what: str) -> None:
+        """Wait until the GPU has finished; never called while a graph is timed."""
+        self._note(f"waiting for {what}")
         torch.cuda.synchronize()
 
     def _all_reduce(self, buffer: torch.Tensor) -> None:
@@ -159,6 +170,7 @@ class CudaRank:
         )
 
     def _capture(self, collective: Callable[[], None], count: int) -> Any:
+        self._note("capturing the graph")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             for _ in range(count):
@@ -186,7 +198,7 @@ class CudaRank:
         def is_right() -> bool:
             buffer.copy_(mine)
             graph.replay()
-            torch.cuda.synchronize()
+            self._await("the data check")
             return bool(torch.equal(buffer, expected))
 
         return is_right
@@ -197,7 +209,7 @@ class CudaRank:
         mine = pieces[rank].to(torch.bfloat16)
         result = torch.zeros(len(pieces) * mine.numel(), dtype=torch.bfloat16, device=self._device)
         self._all_gather(mine, result, communicator)
-        torch.cuda.synchronize()
+        self._await("all_gather")
         return bool(torch.equal(result, torch.cat(pieces).to(torch.bfloat16)))
 
     def _broadcast_is_right(
@@ -208,7 +220,7 @@ class CudaRank:
         self._nccl.broadcast(
             buffer.data_ptr(), buffer.numel(), root, communicator, self._stream.cuda_stream
         )
-        torch.cuda.synchronize()
+        self._await("broadcast")
         return bool(torch.equal(buffer, pieces[root].to(torch.bfloat16)))
 
     def _reduce_scatter_is_right(
@@ -220,7 +232,7 @@ class CudaRank:
         self._nccl.reduce_scatter(
             mine.data_ptr(), result.data_ptr(), count, communicator, self._stream.cuda_stream
         )
-        torch.cuda.synchronize()
+        self._await("reduce_scatter")
         total = sum(pieces[1:], pieces[0])[rank * count : (rank + 1) * count]
         return bool(torch.equal(result, total.to(torch.bfloat16)))
 

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from nccltune.bench.ranks import RankFault
+from nccltune.bench.faults import RankFault
 from nccltune.errors import HostError
 from nccltune.measurement import Outcome
 

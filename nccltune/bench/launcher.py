@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
+from nccltune.bench.faults import RankFault, wrong_data_fault
 from nccltune.bench.gpu_watch import GpuWatch
 from nccltune.bench.host import HostPlan, rank_environ
-from nccltune.bench.leftovers import list_segments, make_folder, remove_segments
+from nccltune.bench.launch_record import LaunchRecord, raise_if_wrong, slowest_of
+from nccltune.bench.leftovers import (
+    list_segments,
+    make_folder,
+    remove_segments,
+    temporary_folder,
+)
 from nccltune.bench.nccl_log import NcclReport, parse_nccl_log
 from nccltune.bench.prepared import PreparedServer, ServerGone
 from nccltune.bench.rank import FAULT_VARIABLE, RankJob, RankSamples, Role
-from nccltune.bench.ranks import RankFault, Ranks, host_outcome
-from nccltune.measurement import (
-    KeepGoing,
-    Launch,
-    Outcome,
-    PayloadMeasurement,
-    PayloadRequest,
-    Settings,
-)
+from nccltune.bench.ranks import Ranks
+from nccltune.measurement import KeepGoing, Launch, Outcome, PayloadRequest, Settings
 
 DEFAULT_DEADLINE_S = 30.0
 DEVICE_MODULE = "nccltune.bench.device"
@@ -45,7 +44,8 @@ class GpuBench:
         plan: which rank runs on which GPU and cores.
         base: NCCL and CUDA variables that hold in every launch, below the settings: what SGLang
             sets by itself and what the operator has set.
-        deadline_s: for one launch, from its first process to its last.
+        deadline_s: for what the settings take part in, from joining the communicator to the last
+            answer. What comes before has as long; the end of the launch before counts to neither.
         is_fresh: start new interpreters for every launch instead of forking; only to measure what
             forking saves.
         watch: sees whether the GPUs are ours alone and their memory comes back; none by default.
@@ -74,7 +74,7 @@ class GpuBench:
         self._device_module = device_module
         self._test_fault = test_fault
         self._seeds = itertools.count(1)
-        self._leaving: Ranks | None = None
+        self._leaving: list[Ranks] = []
         self._folder = make_folder()
         try:
             self._server = self._start_server()
@@ -110,13 +110,12 @@ class GpuBench:
     ) -> Launch:
         """Measure payloads in order under settings."""
 
-        def work(ranks: Ranks, record: _Record) -> None:
+        def work(ranks: Ranks, record: LaunchRecord) -> None:
             for request in requests:
-                measured = self._measure(ranks, request)
+                answers = self._measure(ranks, request)
+                measured = slowest_of(request, answers)
                 record.payloads.append(measured)
-                if not measured.is_data_ok:
-                    message = f"wrong data in an all-reduce of {request.size_bytes} B"
-                    raise RankFault(Outcome.WRONG_DATA, message, None)
+                raise_if_wrong(f"an all-reduce of {request.size_bytes} B", answers)
                 is_last = len(record.payloads) == len(requests)
                 if keep_going is not None and not keep_going(measured) and not is_last:
                     record.is_pruned = True
@@ -129,17 +128,16 @@ class GpuBench:
 
         An empty report means that the launch failed.
         """
-        folder = Path(tempfile.mkdtemp(dir=self._folder))
         once = [PayloadRequest(r.size_bytes, 1, replay_count=1, warmup_count=0) for r in requests]
 
-        def work(ranks: Ranks, record: _Record) -> None:
+        def work(ranks: Ranks, record: LaunchRecord) -> None:
             for request in once:
-                record.payloads.append(self._measure(ranks, request))
+                record.payloads.append(slowest_of(request, self._measure(ranks, request)))
 
-        self._run(settings, {**_LOOKUP, "NCCL_DEBUG_FILE": str(folder / "%p")}, work)
-        logs = [path.read_text(errors="replace").splitlines() for path in sorted(folder.iterdir())]
-        shutil.rmtree(folder, ignore_errors=True)
-        return parse_nccl_log(itertools.chain.from_iterable(logs))
+        with temporary_folder(self._folder) as folder:
+            self._run(settings, {**_LOOKUP, "NCCL_DEBUG_FILE": str(folder / "%p")}, work)
+            logs = [path.read_text(errors="replace") for path in sorted(folder.iterdir())]
+        return parse_nccl_log(itertools.chain.from_iterable(log.splitlines() for log in logs))
 
     def check_collectives(
         self, settings: Settings, gathers: Sequence[PayloadRequest] = ()
@@ -150,11 +148,14 @@ class GpuBench:
         algorithm. Where all their data is right, the all-gathers asked for are timed.
         """
 
-        def work(ranks: Ranks, record: _Record) -> None:
+        def work(ranks: Ranks, record: LaunchRecord) -> None:
             for _ in range(COMMUNICATORS_PER_SERVER - 1):
                 self._connect(ranks)
             answers = ranks.ask("running other collectives", "check_collectives", next(self._seeds))
-            wrong = sorted({name for answer in answers for name, ok in answer.items() if not ok})
+            wrong = {
+                name: [rank for rank, answer in enumerate(answers) if not answer[name]]
+                for name in sorted(answers[0])
+            }
             free = ranks.ask("reading memory", "free_bytes")
             # Ranks that share a GPU all see what they took together.
             sharers = self._plan.rank_count if self._plan.is_shared else 1
@@ -162,20 +163,20 @@ class GpuBench:
                 (before - after) // sharers
                 for before, after in zip(record.free_bytes, free, strict=True)
             )
-            if wrong:
-                raise RankFault(Outcome.WRONG_DATA, f"wrong data in {', '.join(wrong)}", None)
+            fault = wrong_data_fault(wrong, len(answers))
+            if fault is not None:
+                raise fault
             for request in gathers:
-                measured = self._measure(ranks, request, "measure_gather")
-                record.gathers.append(measured)
-                if not measured.is_data_ok:
-                    message = f"wrong data in an all-gather of {request.size_bytes} B a rank"
-                    raise RankFault(Outcome.WRONG_DATA, message, None)
+                timed = self._measure(ranks, request, "measure_gather")
+                record.gathers.append(slowest_of(request, timed))
+                raise_if_wrong(f"an all-gather of {request.size_bytes} B a rank", timed)
 
         return self._run(settings, {}, work)
 
     def close(self) -> None:
         """End the server and remove temporary files."""
-        self._await_last()
+        with suppress(RankFault):  # there is no launch left that it could disturb
+            self._await_last()
         self._server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -186,6 +187,11 @@ class GpuBench:
         self.close()
 
     def _start_server(self) -> PreparedServer:
+        server = self._begin_server()
+        server.await_ready()
+        return server
+
+    def _begin_server(self) -> PreparedServer:
         return PreparedServer(self._device_module, rank_environ(self._base, self._plan, 0, {}))
 
     @contextmanager
@@ -193,18 +199,19 @@ class GpuBench:
         if not self._is_fresh:
             yield [self._server]
             return
-        fresh = [self._start_server() for _ in range(self._plan.rank_count)]
-        try:
-            yield fresh
-        finally:
+        with ExitStack() as stack:
+            # All begin before any is waited for, as the ranks of a server do.
+            ranks = range(self._plan.rank_count)
+            fresh = [stack.enter_context(closing(self._begin_server())) for _ in ranks]
             for server in fresh:
-                server.close()
+                server.await_ready()
+            yield fresh
 
     def _run(
         self,
         settings: Settings,
         extra: Mapping[str, str],
-        work: Callable[[Ranks, _Record], None],
+        work: Callable[[Ranks, LaunchRecord], None],
     ) -> Launch:
         """Launch, and once more where that ended with the process that ranks are forked from.
 
@@ -225,18 +232,18 @@ class GpuBench:
         self,
         settings: Settings,
         extra: Mapping[str, str],
-        work: Callable[[Ranks, _Record], None],
+        work: Callable[[Ranks, LaunchRecord], None],
     ) -> Launch:
         began = time.monotonic()
-        record = _Record()
+        record = LaunchRecord()
         segments = list_segments()
         try:
             self._watch.begin()
         except RankFault as fault:
             record.fault = fault
             return record.launch(settings, time.monotonic() - began)
-        with tempfile.TemporaryDirectory(dir=self._folder) as logs, self._servers() as servers:
-            ranks = Ranks(servers, self._jobs(settings, extra, Path(logs)), self._deadline_s)
+        with temporary_folder(self._folder) as logs, self._servers() as servers:
+            ranks = Ranks(servers, self._jobs(settings, extra, logs), self._deadline_s)
             try:
                 self._open(ranks, record)
                 with record.phase("measure"):
@@ -244,40 +251,40 @@ class GpuBench:
                 with record.phase("teardown"):
                     ranks.ask("closing", "close")
                     ranks.leave()
-                self._leaving = ranks
+                    self._leaving.append(ranks)
+                    if self._is_fresh:
+                        self._await_last()
             except RankFault as fault:
                 record.fault = fault
             finally:
                 with record.phase("kill"):
-                    if ranks is not self._leaving:
+                    if ranks not in self._leaving:
                         ranks.kill()
-                    if self._is_fresh:
-                        self._await_last()
         if record.fault is not None:
             self._clean_up(ranks, segments, record)
             if self._server.is_gone:  # what became of its ranks says nothing of the settings
                 raise self._server.gone_error()
         return record.launch(settings, time.monotonic() - began)
 
-    def _clean_up(self, ranks: Ranks, segments: frozenset[str], record: _Record) -> None:
+    def _clean_up(self, ranks: Ranks, segments: frozenset[str], record: LaunchRecord) -> None:
         """After a kill: nothing of the ranks may stay, or the host is to blame from here on."""
         remove_segments(segments)
-        if ranks.is_stuck:
-            record.fault = RankFault(Outcome.HOST_FAILED, "a killed rank does not end", None)
-        record.fault = self._watch.await_memory() or record.fault
+        stuck = ranks.stuck_fault()
+        if stuck is not None and ranks not in self._leaving:
+            self._leaving.append(ranks)
+        record.fault = stuck or self._watch.await_memory() or record.fault
 
-    def _open(self, ranks: Ranks, record: _Record) -> None:
-        with record.phase("start"):
+    def _open(self, ranks: Ranks, record: LaunchRecord) -> None:
+        with record.phase("start"), _hosts_fault():
             ranks.await_start()
         with record.phase("context"):
-            try:
+            with _hosts_fault():
                 ranks.ask("opening its GPU", "open_context")
-            except RankFault as fault:
-                # No setting has been read yet, so that whatever is wrong is the host's.
-                raise RankFault(Outcome.HOST_FAILED, str(fault), fault.rank) from fault
             self._await_last()
+            ranks.restart_clock()  # whatever took time so far, the settings did not
             self._watch.check_alone(Counter(gpu.uuid for gpu in self._plan.gpus))
-            record.free_bytes = tuple(ranks.ask("reading memory", "free_bytes"))
+            with _hosts_fault():
+                record.free_bytes = tuple(ranks.ask("reading memory", "free_bytes"))
         with record.phase("communicator"):
             self._connect(ranks)
 
@@ -286,10 +293,16 @@ class GpuBench:
 
         A process with a CUDA context takes a while to end, as another takes one to begin: both
         happen at the same time, but nothing is measured before the GPUs are free.
+
+        Raises:
+            RankFault: some do not end. The next launch looks for them again.
         """
-        if self._leaving is not None:
-            self._leaving.await_gone()
-            self._leaving = None
+        while self._leaving:
+            self._leaving[0].await_gone()
+            fault = self._leaving[0].stuck_fault()
+            if fault is not None:
+                raise fault
+            self._leaving.pop(0)
 
     @staticmethod
     def _connect(ranks: Ranks) -> None:
@@ -299,12 +312,9 @@ class GpuBench:
 
     def _measure(
         self, ranks: Ranks, request: PayloadRequest, command: str = "measure"
-    ) -> PayloadMeasurement:
+    ) -> list[RankSamples]:
         what = f"measuring {request.size_bytes} B"
-        answers: list[RankSamples] = ranks.ask(what, command, request, next(self._seeds))
-        slowest = [max(times) for times in zip(*(a.samples_us for a in answers), strict=True)]
-        is_data_ok = all(answer.is_data_ok for answer in answers)
-        return PayloadMeasurement.from_samples(request.size_bytes, slowest, is_data_ok=is_data_ok)
+        return ranks.ask(what, command, request, next(self._seeds))
 
     def _jobs(self, settings: Settings, extra: Mapping[str, str], logs: Path) -> list[RankJob]:
         jobs = []
@@ -318,45 +328,15 @@ class GpuBench:
                 environ[FAULT_VARIABLE] = self._test_fault
             role = Role(rank, self._plan.rank_count, self._plan.device_ordinal(rank))
             cpu_set = self._plan.cpu_sets[rank] if self._plan.cpu_sets else frozenset()
-            jobs.append(RankJob(role, environ, str(logs / f"rank{rank}.log"), cpu_set))
+            log, steps = (str(logs / f"rank{rank}.{kind}") for kind in ("log", "step"))
+            jobs.append(RankJob(role, environ, log, steps, cpu_set))
         return jobs
 
 
-class _Record:
-    """What a launch gathers while it runs."""
-
-    def __init__(self) -> None:
-        self.payloads: list[PayloadMeasurement] = []
-        self.gathers: list[PayloadMeasurement] = []
-        self.phases_s: dict[str, float] = {}
-        self.free_bytes: tuple[int, ...] = ()
-        self.memory_bytes: tuple[int, ...] = ()
-        self.is_pruned = False
-        self.fault: RankFault | None = None
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.phases_s[name] = time.monotonic() - began
-
-    def launch(self, settings: Settings, duration_s: float) -> Launch:
-        details: dict[str, Any] = {"outcome": Outcome.OK}
-        if self.fault is not None:
-            details = {
-                "outcome": host_outcome(self.fault),
-                "message": str(self.fault),
-                "failed_rank": self.fault.rank,
-            }
-        return Launch(
-            settings=dict(settings),
-            payloads=tuple(self.payloads),
-            gathers=tuple(self.gathers),
-            is_pruned=self.is_pruned,
-            phases_s=self.phases_s,
-            memory_bytes=self.memory_bytes,
-            duration_s=duration_s,
-            **details,
-        )
+@contextmanager
+def _hosts_fault() -> Iterator[None]:
+    """Put a fault down to the host, where no setting has been read yet."""
+    try:
+        yield
+    except RankFault as fault:
+        raise RankFault(Outcome.HOST_FAILED, str(fault), fault.rank) from fault

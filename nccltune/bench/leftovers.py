@@ -1,7 +1,7 @@
 """What killed ranks leave on the host, and how it is taken away: NCCL's shared memory, our folders.
 
 NCCL unlinks its segments in ``/dev/shm`` once both ends hold them. A rank that dies before that, or
-in the middle of a collective, leaves 33 MiB each (seen on 2x H200 with 2.28.9), and enough of them
+in the middle of a collective, leaves its own (seen on 2x H200 with 2.28.9), and enough of them
 stop every later job on the host.
 """
 
@@ -10,8 +10,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SHM_DIR = Path("/dev/shm")  # noqa: S108 - NCCL's own place
 PROC_DIR = Path("/proc")
@@ -72,3 +76,20 @@ def make_folder() -> Path:
         if pid.isdigit() and not (PROC_DIR / pid).exists() and folder.stat().st_uid == os.getuid():
             shutil.rmtree(folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
+
+
+@contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """Make a folder for files, and remove it with them at the end.
+
+    ``shutil.rmtree`` may close a descriptor twice where Ctrl-C meets it, and then fails in place of
+    the interrupt.
+    """
+    folder = Path(tempfile.mkdtemp(dir=parent))
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):
+            for path in folder.iterdir():
+                path.unlink()
+            folder.rmdir()

@@ -14,12 +14,11 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from nccltune.bench.server import REAP_DEADLINE_S
 from nccltune.errors import RankError
 from nccltune.live.procfs import read_stat
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from nccltune.bench.rank import RankJob
 
@@ -60,7 +59,7 @@ class RankProcess:
 
 
 class PreparedServer:
-    """A running server process.
+    """A server process, started at once; ``await_ready`` before it is used.
 
     Args:
         module: device module that it imports: ``nccltune.bench.device``, or a stand-in in tests.
@@ -68,9 +67,7 @@ class PreparedServer:
 
     Attributes:
         is_gone: it did not answer any more when it was asked last.
-
-    Raises:
-        RankError: the device module cannot be imported (torch is missing, say), or the server died.
+        versions: what results depend on, once it is ready.
     """
 
     def __init__(self, module: str, environ: Mapping[str, str]) -> None:
@@ -86,9 +83,15 @@ class PreparedServer:
             )
         self._control = Connection(ours.detach())
         self.is_gone = False
-        self.versions: dict[str, str] = self._await_versions()
+        self.versions: dict[str, str] = {}
 
-    def _await_versions(self) -> dict[str, str]:
+    def await_ready(self) -> None:
+        """Wait until it can fork.
+
+        Raises:
+            RankError: the device module cannot be imported (torch is missing, say), or the server
+                died.
+        """
         if not self._control.poll(START_DEADLINE_S):
             self.close()
             message = f"the rank server did not start within {START_DEADLINE_S:.0f} s"
@@ -98,7 +101,8 @@ class PreparedServer:
         except (EOFError, ConnectionResetError):
             kind, value = "error", f"it ended with exit status {self._process.wait()}"
         if kind == "ok":
-            return dict(value)
+            self.versions = dict(value)
+            return
         self.close()
         advice = "install torch, or use the interpreter that has it"
         if "nccl" in value.lower():
@@ -126,22 +130,26 @@ class PreparedServer:
             raise
         return RankProcess(job.role.rank, pid, connection)
 
-    def reap(self, process: RankProcess) -> int | None:
-        """Wait for a rank that is ending; return its wait status, None if it does not end.
+    def reap(self, processes: Sequence[RankProcess], within_s: float) -> dict[int, int | None]:
+        """Wait for ranks that are ending; return wait statuses by process id.
 
-        Where the server itself has ended, the status is ``UNKNOWN_STATUS``.
+        The status is None where one does not end within so many seconds, and ``UNKNOWN_STATUS``
+        where the server itself has ended.
         """
-        process.connection.close()
+        for process in processes:
+            process.connection.close()
+        pids = [process.pid for process in processes]
+        end_s = time.monotonic() + within_s
         try:
-            self._control.send(("reap", process.pid))
-            status: int | None = self._control.recv()
+            self._control.send(("reap", (pids, within_s)))
+            statuses: dict[int, int | None] = self._control.recv()
         except (EOFError, OSError):
             self.is_gone = True
-            return UNKNOWN_STATUS if _await_orphan(process.pid) else None
+            return {pid: UNKNOWN_STATUS if _await_orphan(pid, end_s) else None for pid in pids}
         except BaseException:
             self.close()  # as in fork
             raise
-        return status
+        return statuses
 
     def gone_error(self) -> ServerGone:
         """Say how the server ended."""
@@ -162,9 +170,8 @@ class PreparedServer:
             self._process.wait()
 
 
-def _await_orphan(pid: int) -> bool:
-    """Wait for a rank whose parent has died; False if it does not end."""
-    end_s = time.monotonic() + REAP_DEADLINE_S
+def _await_orphan(pid: int, end_s: float) -> bool:
+    """Wait for a rank whose parent has died; False if it has not ended by then (monotonic)."""
     while read_stat(pid) is not None:
         if time.monotonic() > end_s:
             return False

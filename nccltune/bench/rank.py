@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nccltune.bench.steps import Note, StepFile
+
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
@@ -55,6 +57,7 @@ class RankJob:
     role: Role
     environ: dict[str, str]
     log_path: str
+    step_path: str
     cpu_set: frozenset[int] = frozenset()
 
 
@@ -97,7 +100,8 @@ class RankDevice(Protocol):
         """Give the communicators back."""
 
 
-OpenDevice = Callable[[Role], RankDevice]
+OpenDevice = Callable[[Role, Note], RankDevice]
+"""Takes a rank's device, which notes its steps wherever it may have to wait for other ranks."""
 
 
 def run_rank(connection: Connection, job: RankJob, open_device: OpenDevice) -> None:
@@ -109,6 +113,7 @@ def run_rank(connection: Connection, job: RankJob, open_device: OpenDevice) -> N
     _settle(job)
     role = dataclasses.replace(job.role, fault=_fault(job))
     device: RankDevice | None = None
+    steps = StepFile(job.step_path)
     connection.send(("ok", os.getpid()))
     while True:
         try:
@@ -120,7 +125,7 @@ def run_rank(connection: Connection, job: RankJob, open_device: OpenDevice) -> N
             return
         try:
             if device is None:
-                device = open_device(role)
+                device = open_device(role, steps.note)
             if command == "measure" and role.fault == "hang":
                 time.sleep(HANG_S)
             answer: tuple[str, Any] = ("ok", getattr(device, command)(*arguments))
@@ -130,6 +135,7 @@ def run_rank(connection: Connection, job: RankJob, open_device: OpenDevice) -> N
             answer = ("unsupported", str(error))
         except Exception as error:  # noqa: BLE001 - a rank's fault becomes an answer, whatever it is
             answer = ("error", f"{type(error).__name__}: {error}".splitlines()[0])
+        steps.rest()
         connection.send(answer)
 
 

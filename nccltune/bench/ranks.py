@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from contextlib import suppress
@@ -11,6 +10,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nccltune.bench.faults import RankFault, hang_fault, stuck_fault
+from nccltune.bench.steps import Step, read_step
 from nccltune.measurement import Outcome
 
 if TYPE_CHECKING:
@@ -23,31 +24,19 @@ FAULT_GRACE_S = 0.5
 """After a first fault, how long the other ranks may still reveal a worse one: a crash often shows
 second."""
 
+REAP_DEADLINE_S = 10.0
+"""For all ranks of a launch together. A killed process that holds a GPU goes in well under a
+second, unless its driver is stuck."""
+
+STEP_PAUSE_S = 0.05
+"""Between two looks at the steps of late ranks: a rank that hangs is at the same one."""
+
 _OUTCOME_BY_ANSWER = {
     "rejected": Outcome.REJECTED,
     "unsupported": Outcome.UNSUPPORTED,
     "error": Outcome.CRASHED,
 }
 _WORST_FIRST = (Outcome.CRASHED, Outcome.REJECTED, Outcome.UNSUPPORTED)
-_HOST_FAULT = re.compile(
-    r"no CUDA-capable device|busy or unavailable|device unavailable|driver version is insufficient"
-    r"|No CUDA GPUs are available|system not yet initialized|fell off the bus",
-    re.IGNORECASE,
-)
-
-
-class RankFault(Exception):
-    """A launch cannot go on.
-
-    Attributes:
-        outcome: how it ended.
-        rank: the rank that failed, None when it was several.
-    """
-
-    def __init__(self, outcome: Outcome, message: str, rank: int | None) -> None:
-        super().__init__(message)
-        self.outcome = outcome
-        self.rank = rank
 
 
 class Ranks:
@@ -56,10 +45,7 @@ class Ranks:
     Args:
         servers: where to fork from; rank r uses ``servers[r % len(servers)]``.
         jobs: one a rank, in rank order.
-        deadline_s: seconds until everything must be over.
-
-    Attributes:
-        is_stuck: a process was killed and does not end: its driver holds it.
+        deadline_s: seconds until everything must be over, unless ``restart_clock`` is called.
     """
 
     def __init__(
@@ -67,10 +53,11 @@ class Ranks:
     ) -> None:
         self._servers = servers
         self._deadline_s = deadline_s
-        self._end = time.monotonic() + deadline_s
         self._logs = [Path(job.log_path) for job in jobs]
+        self._step_files = [Path(job.step_path) for job in jobs]
         self._processes: list[RankProcess] = []
-        self.is_stuck = False
+        self._reap_end: float | None = None
+        self.restart_clock()
         try:
             for job in jobs:
                 self._processes.append(self._server(job.role.rank).fork(job))
@@ -80,6 +67,10 @@ class Ranks:
 
     def _server(self, rank: int) -> PreparedServer:
         return self._servers[rank % len(self._servers)]
+
+    def restart_clock(self) -> None:
+        """Give the ranks the whole deadline from now on."""
+        self._end = time.monotonic() + self._deadline_s
 
     def await_start(self) -> None:
         """Wait until every rank has taken its environment."""
@@ -117,11 +108,17 @@ class Ranks:
         if faults:
             raise min(faults, key=lambda fault: _WORST_FIRST.index(fault.outcome))
         if waiting:
-            late = sorted(process.rank for process in waiting.values())
-            named = ", ".join(map(str, late))
-            message = f"rank {named} did not answer within {self._deadline_s:g} s while {what}"
-            raise RankFault(Outcome.TIMEOUT, message, late[0] if len(late) == 1 else None)
+            raise self._late_fault([process.rank for process in waiting.values()], what)
         return [answers[process.rank] for process in processes]
+
+    def _late_fault(self, late: Sequence[int], what: str) -> RankFault:
+        earlier = self._steps(late)
+        time.sleep(STEP_PAUSE_S)
+        when = f"within {self._deadline_s:g} s while {what}"
+        return hang_fault(earlier, self._steps(late), len(self._step_files), when)
+
+    def _steps(self, ranks: Sequence[int]) -> dict[int, Step]:
+        return {rank: read_step(self._step_files[rank]) for rank in ranks}
 
     def _take(self, process: RankProcess, what: str, answers: dict[int, Any]) -> RankFault | None:
         try:
@@ -139,9 +136,10 @@ class Ranks:
         )
 
     def _describe_death(self, process: RankProcess, what: str) -> str:
-        self._processes.remove(process)
         process.kill()
-        status = self._server(process.rank).reap(process)
+        status = self._reap([process])[process.pid]
+        if status is not None:  # else it is stuck, and seen to again when all are killed
+            self._processes.remove(process)
         how = "died"
         if status is not None and os.WIFSIGNALED(status):
             how = f"died of {signal.Signals(os.WTERMSIG(status)).name}"
@@ -165,11 +163,30 @@ class Ranks:
         self.await_gone()
 
     def await_gone(self) -> None:
-        """Wait until every rank's process has ended, its GPU memory with it."""
-        while self._processes:
-            process = self._processes.pop()  # before the wait, for an interrupt may end that
-            status = self._server(process.rank).reap(process)
-            self.is_stuck |= status is None
+        """Wait until every rank's process has ended, its GPU memory with it, for so long at most.
+
+        ``stuck_fault`` says which have not; called again, this waits for those once more.
+        """
+        ending, self._processes = self._processes, []  # before the wait: an interrupt may end that
+        statuses = self._reap(ending)
+        self._processes = [process for process in ending if statuses[process.pid] is None]
+        self._reap_end = None
+
+    def stuck_fault(self) -> RankFault | None:
+        """After ``await_gone``, name the processes that did not end; None where all have."""
+        pids = {process.rank: process.pid for process in self._processes}
+        return stuck_fault(pids, REAP_DEADLINE_S) if pids else None
+
+    def _reap(self, processes: Sequence[RankProcess]) -> dict[int, int | None]:
+        """Return wait statuses by process id, None of the stuck ones; one deadline for all."""
+        if self._reap_end is None:
+            self._reap_end = time.monotonic() + REAP_DEADLINE_S
+        statuses: dict[int, int | None] = {}
+        for server in self._servers:
+            own = [process for process in processes if self._server(process.rank) is server]
+            if own:
+                statuses |= server.reap(own, max(0.0, self._reap_end - time.monotonic()))
+        return statuses
 
 
 def last_log_line(path: Path) -> str:
@@ -180,8 +197,3 @@ def last_log_line(path: Path) -> str:
         return ""
     telling = [line.strip() for line in lines if "WARN" in line or "rror" in line]
     return telling[-1].rpartition("NCCL WARN ")[2][:200] if telling else ""
-
-
-def host_outcome(fault: RankFault) -> Outcome:
-    """Return the fault's outcome; ``host_failed`` where the GPU or driver is gone."""
-    return Outcome.HOST_FAILED if _HOST_FAULT.search(str(fault)) else fault.outcome

@@ -21,9 +21,6 @@ from typing import Any
 
 from nccltune.bench.rank import RankJob, run_rank
 
-REAP_DEADLINE_S = 10.0
-"""A killed process that holds a GPU goes in well under a second, unless its driver is stuck."""
-
 REAP_POLL_S = 0.002
 
 
@@ -52,23 +49,27 @@ def main() -> None:
             if command == "fork":
                 living.add(_fork_rank(control, argument, module))
             elif command == "reap":
-                control.send(_reap(argument))
-                living.discard(argument)
+                statuses = _reap(*argument)
+                living.difference_update(pid for pid, one in statuses.items() if one is not None)
+                control.send(statuses)
     except (EOFError, OSError):  # OSError: it went in the middle of a message
         for pid in living:  # the launcher is gone: so go its ranks, with whatever they started
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
 
-def _reap(pid: int) -> int | None:
-    """Return the wait status of a rank that is ending, or None when the driver does not let it."""
-    end = time.monotonic() + REAP_DEADLINE_S
-    while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return status
+def _reap(pids: list[int], within_s: float) -> dict[int, int | None]:
+    """Return the wait statuses of ranks that are ending, None of those that do not end in time."""
+    statuses: dict[int, int | None] = dict.fromkeys(pids)
+    end = time.monotonic() + within_s
+    while True:
+        for pid in [pid for pid, status in statuses.items() if status is None]:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                statuses[pid] = status
+        if None not in statuses.values() or time.monotonic() >= end:
+            return statuses
         time.sleep(REAP_POLL_S)
-    return None
 
 
 def _fork_rank(control: Connection, job: RankJob, module: Any) -> int:

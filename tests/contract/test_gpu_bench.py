@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,12 +34,15 @@ FAULTS = (
     ";error@1:NCCL_NTHREADS=64;leak@0:NCCL_NTHREADS=128;gone@1:NCCL_NTHREADS=256"
     ";hang_in_init@0:NCCL_NTHREADS=512;wrong_collective@1:NCCL_MAX_CTAS=1"
 )
+MARK = f"test-gpu-bench-{os.getpid()}"
+"""In the environment of all that descends from the bench, whoever its parent is by now."""
 
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[GpuBench]:
     test_fault = "hang@1:NCCL_MAX_CTAS=3;wrong_data@0:NCCL_MAX_CTAS=5"
-    with standin_bench(2, faults=FAULTS, test_fault=test_fault, deadline_s=2.0) as bench:
+    base = {"STANDIN_MARK": MARK}
+    with standin_bench(2, faults=FAULTS, base=base, test_fault=test_fault, deadline_s=2.0) as bench:
         yield bench
 
 
@@ -109,10 +113,18 @@ def test_launch_with_a_fault_is_told_apart_and_leaves_nothing(
 def test_launch_with_a_child_of_its_own_kills_it_too(bench: GpuBench) -> None:
     bench.launch({"NCCL_NTHREADS": "128"}, REQUESTS)
 
-    sleepers = subprocess.run(
-        ["pgrep", "-f", "import time; time.sleep\\(3600\\)"], capture_output=True, check=False
-    )
-    assert sleepers.stdout == b""
+    assert marked_pids() == [bench._server._process.pid]
+
+
+def marked_pids() -> list[int]:
+    """Every process that the bench or its ranks have started, zombies aside."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if MARK.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+    return found
 
 
 def test_check_collectives_reports_wrong_data_and_memory(bench: GpuBench) -> None:

@@ -61,6 +61,12 @@ def test_launch_under_bad_settings_is_told_apart(
     assert session.bench.launch({}, REQUESTS).outcome is Outcome.OK
 
 
+def test_rank_that_never_begins_is_named(session: Session) -> None:
+    launch = session.bench.launch({"NCCL_MAX_CTAS": "3"}, REQUESTS)
+
+    assert (launch.outcome, launch.failed_rank) == (Outcome.TIMEOUT, 1), launch.message
+
+
 def test_other_collectives_carry_right_data_and_cost_memory(session: Session) -> None:
     check = session.bench.check_collectives({}, GATHERS)
 

@@ -6,12 +6,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import Any
 
-from nccltune.bench.leftovers import list_segments, make_folder, remove_segments
+import pytest
 
-if TYPE_CHECKING:
-    import pytest
+from nccltune.bench.leftovers import (
+    list_segments,
+    make_folder,
+    remove_segments,
+    temporary_folder,
+)
 
 
 def segment(folder: Path, name: str) -> Path:
@@ -68,3 +73,44 @@ def test_make_folder_removes_those_of_processes_gone(
     assert not stale.exists()
     assert foreign.exists()
     assert living.exists()
+
+
+def test_temporary_folder_goes_with_its_files(tmp_path: Path) -> None:
+    with temporary_folder(tmp_path) as folder:
+        (folder / "rank0.log").write_text("words")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupt_at_any_line_of_leaving_a_temporary_folder_stays_an_interrupt(
+    tmp_path: Path,
+) -> None:
+    for line in range(1, 1000):
+        press = CtrlC(line)
+        try:
+            with temporary_folder(tmp_path) as folder:
+                (folder / "rank0.log").write_text("words")
+                sys.settrace(press)
+        except KeyboardInterrupt:
+            continue
+        finally:
+            sys.settrace(None)
+        assert not press.is_pressed, "the interrupt was lost"
+        assert line > 5
+        return
+    pytest.fail("it never ends")
+
+
+class CtrlC:
+    """Presses Ctrl-C once, before some line of what is called from now on."""
+
+    def __init__(self, line: int) -> None:
+        self._left = line
+        self.is_pressed = False
+
+    def __call__(self, _frame: FrameType, event: str, _argument: object) -> Any:
+        self._left -= event == "line"
+        if self._left <= 0 and not self.is_pressed:
+            self.is_pressed = True
+            raise KeyboardInterrupt
+        return self

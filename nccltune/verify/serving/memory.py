@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from nccltune.bench.faults import RankFault
 from nccltune.bench.gpu_watch import GpuWatch
-from nccltune.bench.ranks import RankFault
 from nccltune.errors import HostError
 from nccltune.host.hardware import read_foreign_processes, read_memory_used_bytes
 
