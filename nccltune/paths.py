@@ -71,6 +71,13 @@ def reading_dir(environ: Mapping[str, str] | None = None) -> Path:
 def _check_is_folder(folder: Path) -> None:
     try:
         is_folder = stat.S_ISDIR(folder.stat().st_mode)
+    except PermissionError:
+        raise FileError(
+            folder,
+            f"the state folder that {HOME_VARIABLE} names may not be looked at (permission "
+            "denied); let this user into the folders above it",
+            code="no_state_folder",
+        ) from None
     except OSError as error:
         cause = os.strerror(error.errno).lower() if error.errno else str(error)
     else:

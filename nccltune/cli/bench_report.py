@@ -14,7 +14,7 @@ from nccltune.cli.words import (
     OUTCOME_MEANING,
     SHARED_NOTE,
     describe_source,
-    format_clock,
+    format_duration,
     format_interval,
     format_ratio,
     format_us,
@@ -91,7 +91,7 @@ def _facts(report: BenchReport) -> Iterator[tuple[str, str]]:
     yield (
         "launches",
         f"{report.launch_count} of {report.world_size} ranks each, "
-        f"in {format_clock(report.duration_s)} min",
+        f"in {format_duration(report.duration_s)}",
     )
     yield "source", describe_source(report.source)
     if report.interval_method:

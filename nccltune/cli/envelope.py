@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nccltune.cli.usage_words import usage_message
 from nccltune.errors import ExitCode, NccltuneError
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def failure_from(error: BaseException) -> Failure:
     if isinstance(error, NccltuneError):
         return Failure(error.exit_code, Complaint(error.code, one_line(str(error))))
     if isinstance(error, click.ClickException):
-        return Failure(ExitCode.USAGE, Complaint("usage", _usage_message(error)))
+        return Failure(ExitCode.USAGE, Complaint("usage", one_line(usage_message(error))))
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return Failure(ExitCode.INTERRUPTED, Complaint("interrupted", "interrupted"))
     if isinstance(error, OSError) and (
@@ -144,13 +145,6 @@ def one_line(text: str) -> str:
     """
     folded = " ".join(text.split())
     return "".join(char for char in folded if char.isprintable())
-
-
-def _usage_message(error: click.ClickException) -> str:
-    message = one_line(error.format_message()).rstrip(".")
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    command = context.command_path if context is not None else "nccltune"
-    return f"{message}; see {command} --help"
 
 
 def _os_code(error: OSError) -> str:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
+from rich.measure import Measurement
 from rich.text import Text
 
 from nccltune.cli.envelope import Answer
 from nccltune.cli.history_data import Entry, Kind, read_history, series_of
 from nccltune.cli.options import json_option
 from nccltune.cli.tables import heading, indent, number_table
-from nccltune.cli.trend import Sparkline
+from nccltune.cli.trend import BLOCKS, PLAIN_BLOCKS, draw_sparkline
 from nccltune.cli.words import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from nccltune.cli.trend import Series
 
@@ -96,7 +98,7 @@ def _parts(
     moved = [each for each in series if len(each.points) > 1]
     if moved:
         yield heading("How it moved", "smaller is faster; one mark each, oldest first")
-        yield indent(_series_table(moved))
+        yield indent(_SeriesTable(moved))
     baselines = [entry for entry in shown if entry.is_baseline]
     if baselines:
         yield heading("Next", "is a server that runs still what was verified?")
@@ -112,21 +114,30 @@ def _row(entry: Entry) -> list[str | Text]:
     ]
 
 
-def _series_table(series: Sequence[Series]) -> RenderableType:
-    from rich.table import Table
+@dataclass(frozen=True, slots=True)
+class _SeriesTable:
+    """Draws a mark for each value, in plain characters where the terminal has no others."""
 
-    table = Table.grid(padding=(0, 2))
-    table.add_column(overflow="fold")
-    table.add_column(no_wrap=True)
-    for _ in range(2):
-        table.add_column(no_wrap=True, justify="right")
-    for each in series:
-        values = [point.value for point in each.points]
-        change = each.change_pct
-        table.add_row(
-            each.name,
-            Sparkline(values),
-            f"{values[0]:.2f} to {values[-1]:.2f} {each.unit}",
-            UNKNOWN if change is None else f"{change:+z.1f} %",
-        )
-    return table
+    series: Sequence[Series]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._table(PLAIN_BLOCKS if options.ascii_only else BLOCKS)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self._table(BLOCKS))
+
+    def _table(self, blocks: str) -> RenderableType:
+        columns = ("figure", "moved", "first to last", "change")
+        rows = (_series_row(each, blocks) for each in self.series)
+        return number_table(columns, rows, words=("figure", "moved"))
+
+
+def _series_row(series: Series, blocks: str) -> list[str | Text]:
+    values = [point.value for point in series.points]
+    change = series.change_pct
+    return [
+        series.name,
+        draw_sparkline(values, blocks),
+        f"{values[0]:.2f} to {values[-1]:.2f} {series.unit}",
+        UNKNOWN if change is None else f"{change:+z.1f} %",
+    ]

@@ -41,6 +41,7 @@ class Fit:
         refusal: why the profile must not become active; None where it may.
         warnings: what has to be said where it may.
         gpu_uuids: of this host, where a person insists on it.
+        unread: why this host could not be compared; empty where it was, or need not be.
     """
 
     kind: MatchKind | None
@@ -49,6 +50,7 @@ class Fit:
     refusal: Complaint | None = None
     warnings: tuple[str, ...] = ()
     gpu_uuids: tuple[str, ...] = ()
+    unread: str = ""
 
 
 def find_fit(
@@ -71,11 +73,16 @@ def find_fit(
     doubt = source_doubt(profile.source)
     if doubt is not None and fit.refusal is None:
         fit = replace(fit, refusal=Complaint(doubt.code, f"it was {doubt.words}; {_ANY_HOST}"))
-    if fit.refusal is None or not is_any_host:
+    if not is_any_host or (fit.refusal is None and not fit.unread):
         return fit
-    reason = fit.refusal.message.removesuffix(f"; {_ANY_HOST}")
     gpus = _gpus_here(interpreter)
-    loud = f"activated because of --any-host, although {reason}; {_HERE if gpus else _EACH_LAUNCH}"
+    loud = "activated because of --any-host"
+    if fit.refusal is not None:
+        reason = fit.refusal.message.removesuffix(f"; {_ANY_HOST}")
+        loud += f", although {reason}"
+    if fit.unread:
+        loud += f", and not compared: {fit.unread}"
+    loud += f"; {_HERE if gpus else _EACH_LAUNCH}"
     return replace(fit, refusal=None, warnings=(loud, *fit.warnings), gpu_uuids=gpus)
 
 
@@ -101,8 +108,7 @@ def _compared(profile: Profile, python: str, *, is_any_host: bool) -> Fit:
     except (HostError, UsageProblem) as error:
         if not is_any_host:
             raise
-        warning = f"activated because of --any-host, and not compared: {error}; {_EACH_LAUNCH}"
-        return Fit(None, "not compared", warnings=(warning,))
+        return Fit(None, "not compared", unread=str(error))
     return _judge(profile, wanted, here)
 
 

@@ -65,7 +65,12 @@ class LaunchCommand(click.Command):
     context_settings={"allow_interspersed_args": False},
 )
 @start_limit_options
-@click.option("--policy", type=click.Choice(_POLICIES), help="Which SGLang launches get a profile.")
+@click.option(
+    "--policy",
+    type=click.Choice(_POLICIES),
+    help="Which SGLang launches get a profile. Default: what policy.json in the state folder says, "
+    "else eagle3.",
+)
 @click.option("--any-host", is_flag=True, help="Use the profile on a host it was not made for.")
 @click.option("--require-profile", is_flag=True, help="Do not start without a profile.")
 @click.option(

@@ -10,6 +10,7 @@ import click
 from rich.text import Text
 
 from nccltune.cli.envelope import Answer
+from nccltune.cli.host_words import host_facts
 from nccltune.cli.lazy import LazyGroup, Verb
 from nccltune.cli.options import json_option
 from nccltune.cli.tables import fact_grid, heading, indent, number_table, settings_block
@@ -68,7 +69,7 @@ def list_command() -> Answer:
     """List the profiles that are shipped or were found here."""
     problems: list[str] = []
     active = read_active()
-    listed = _with_active(list_profiles(problems), active)
+    listed = _told_once(_with_active(list_profiles(problems), active))
     problems += [each.problem for each in listed if each.problem]
     if active.problem is not None and active.problem not in problems:
         problems.append(active.problem)
@@ -91,6 +92,18 @@ def _with_active(listed: Sequence[Listed], active: ActiveState) -> Sequence[List
         return listed
     unlisted = Listed(active.profile.name, active.path, Where.HOST, active.profile)
     return sorted((unlisted, *listed), key=lambda each: each.name)
+
+
+def _told_once(listed: Sequence[Listed]) -> list[Listed]:
+    """Leave out a shipped profile while the copy that activating it has made is the same."""
+    kept = {each.name: each.profile for each in listed if each.where is Where.STATE}
+    return [
+        each
+        for each in listed
+        if each.where is not Where.SHIPPED
+        or each.profile is None
+        or each.profile != kept.get(each.name)
+    ]
 
 
 def _standing(profile: Profile, where: Where, path: Path, active: ActiveState) -> str:
@@ -171,7 +184,7 @@ def _show_parts(found: Found, state: str) -> Iterator[RenderableType]:
     yield indent(settings_block(profile.settings))
     if profile.fingerprint is not None:
         yield heading("Holds for")
-        yield indent(fact_grid(_host_facts(profile.fingerprint)))
+        yield indent(fact_grid(host_facts(profile.fingerprint)))
     yield heading("File")
     yield f"  {found.path}"
 
@@ -185,12 +198,6 @@ def _facts(profile: Profile, state: str) -> Iterator[tuple[str, str]]:
         yield "found", format_moment(profile.created_at)
     if profile.note:
         yield "note", profile.note
-
-
-def _host_facts(fingerprint: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    for name, value in fingerprint.items():
-        text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-        yield name.replace("_", " "), "unknown" if value is None else text
 
 
 @click.command(name="diff")

@@ -257,7 +257,10 @@ def _activated_parts(
     yield fact_grid([("this host", fit.sentence), ("kept in", str(step.path.parents[1]))])
     if effects:
         yield heading("What SGLang does with it")
-        rows = [[f"{e.variable}={profile.settings[e.variable]}", e.message] for e in effects]
+        rows = [
+            [format_settings({e.variable: profile.settings[e.variable]}), e.message]
+            for e in effects
+        ]
         columns = ("variable", "SGLang")
         yield indent(number_table(columns, rows, words=columns))
 
@@ -271,4 +274,5 @@ def _imported_parts(profile: Profile, path: Path) -> Iterator[RenderableType]:
     yield f"Kept as {path}"
     shown = format_settings(profile.settings) if profile.settings else NO_SETTINGS
     yield Text(shown)
-    yield f"To use it: nccltune profile activate {profile.name}"
+    insists = " --any-host" if source_doubt(profile.source) else ""
+    yield f"To use it: nccltune profile activate {profile.name}{insists}"

@@ -67,16 +67,31 @@ def print_report(parts: Iterable[RenderableType]) -> None:
                 lines += _lines_of(part or "\n")
                 continue
             console = console or make_console(sys.stdout)
-            if console.is_terminal:
-                _write(lines)
-                lines.clear()
-                console.print(part)
-                continue
-            with console.capture() as drawn:
-                console.print(part)
+            with _wide_enough(console, part):
+                if console.is_terminal:
+                    _write(lines)
+                    lines.clear()
+                    console.print(part)
+                    continue
+                with console.capture() as drawn:
+                    console.print(part)
             lines += _lines_of(drawn.get())
         # rich flushes stdout after every capture, and ends the process when its reader has left
         _write(lines)
+
+
+@contextmanager
+def _wide_enough(console: Console, part: RenderableType) -> Iterator[None]:
+    """Draw wider than the terminal where a name is: the terminal wraps it, and copies it whole."""
+    from rich.measure import Measurement
+
+    options = console.options.update(width=UNWRAPPED_WIDTH)
+    width = console.width
+    console.width = max(width, Measurement.get(console, options, part).minimum)
+    try:
+        yield
+    finally:
+        console.width = width
 
 
 def _lines_of(text: str) -> Iterator[str]:

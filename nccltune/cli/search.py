@@ -177,6 +177,7 @@ def command(invocation: Invocation, /, **options: object) -> Answer:
         invocation=invocation,
         path=path,
         notice=notice,
+        timeout_s=chosen.timeout_s,
     )
 
 

@@ -15,6 +15,7 @@ from nccltune.errors import ExitCode, NccltuneError
 from nccltune.profile import Profile
 from nccltune.recording import RecordingBench
 from nccltune.search.result import SearchResult, Verdict
+from nccltune.search.space import Space
 from nccltune.store import save_candidate
 from nccltune.store.searches import keep_search
 
@@ -43,6 +44,7 @@ def answer_from_result(
     invocation: Invocation,
     path: PathVerdict | None,
     notice: str,
+    timeout_s: float,
 ) -> Answer:
     """Save the winner, if there is one, and say everything, also where it cannot be saved."""
     errors: list[Complaint] = []
@@ -73,11 +75,26 @@ def answer_from_result(
             saved,
             next_command=next_command,
             memory_left_bytes=memory_left_bytes(demand, source),
+            ended_by=_ended_by(result, source, timeout_s),
         ),
         exit_code=exit_code,
         warnings=(*_warnings(result, demand, source, path, notice), *not_kept),
         errors=tuple(errors),
     )
+
+
+def _ended_by(result: SearchResult, source: Source, timeout_s: float) -> str:
+    """Say why there are fewer trials than asked for; empty where there are as many."""
+    if result.trial_count >= result.trial_limit or result.is_interrupted:
+        return ""
+    if isinstance(source.bench, RecordingBench):
+        is_empty, what = result.trial_count > len(source.bench.candidates), "the recording"
+    else:
+        is_empty = not Space(source.facts, source.pinned).dimension_count
+        what = "the variables that are set already"
+    if is_empty:
+        return f"{what}: nothing is left to try"
+    return f"--timeout-s {timeout_s:g}: no time was left for more trials"
 
 
 def memory_left_bytes(demand: Demand, source: Source) -> int | None:

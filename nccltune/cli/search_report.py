@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from nccltune.cli.envelope import one_line
@@ -19,8 +17,8 @@ from nccltune.cli.words import (
     UNKNOWN,
     describe_source,
     format_change,
-    format_clock,
     format_counts,
+    format_duration,
     format_interval,
     format_ratio,
     format_settings,
@@ -35,6 +33,8 @@ from nccltune.search.result import Comparison, Failure, PayloadRow, SearchResult
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.console import RenderableType
+
     from nccltune.cli.search_data import SavedProfile
 
 VERDICT_STYLE = {
@@ -42,6 +42,7 @@ VERDICT_STYLE = {
     Verdict.KEEP_DEFAULT: "bold cyan",
     Verdict.INCONCLUSIVE: "bold yellow",
 }
+OUTCOME_WIDTH = max(map(len, Outcome))
 COMPARISON_COLUMNS = 4
 """Candidates that stand side by side in 80 columns."""
 
@@ -52,15 +53,17 @@ def search_parts(
     *,
     next_command: str,
     memory_left_bytes: int | None = None,
+    ended_by: str = "",
 ) -> Iterator[RenderableType]:
     """Yield the report of a search from top to bottom.
 
     ``memory_left_bytes`` is what the launch leaves on a GPU beside weights and KV cache; None where
-    it does not say.
+    it does not say. ``ended_by`` is why there were no more trials, where fewer were made than asked
+    for.
     """
     yield Text(result.sentence, style=VERDICT_STYLE[result.verdict])
     yield ""
-    yield fact_grid(_facts(result))
+    yield fact_grid(_facts(result, ended_by))
     if result.payloads:
         note = "median time of one all-reduce; ratio below 1 is faster"
         yield heading("Payloads", SHARED_NOTE if result.source == SHARED_SOURCE else note)
@@ -77,7 +80,7 @@ def search_parts(
         yield f"  {next_command}"
 
 
-def _facts(result: SearchResult) -> Iterator[tuple[str, str]]:
+def _facts(result: SearchResult, ended_by: str) -> Iterator[tuple[str, str]]:
     interval = result.score_interval
     ends = format_interval(interval.low, interval.high)
     yield (
@@ -88,6 +91,8 @@ def _facts(result: SearchResult) -> Iterator[tuple[str, str]]:
     if interval.method:
         yield "interval", interval.method
     yield "trials", _trials(result)
+    if ended_by:
+        yield "ended by", ended_by
     yield "source", describe_source(result.source)
     if result.duel is not None:
         duel = result.duel
@@ -101,7 +106,7 @@ def _facts(result: SearchResult) -> Iterator[tuple[str, str]]:
         yield "not run", result.not_run
 
 
-def _payload_table(rows: tuple[PayloadRow, ...]) -> Table:
+def _payload_table(rows: tuple[PayloadRow, ...]) -> RenderableType:
     columns = ["bytes", "weight", "baseline\nus", "tuned\nus", "ratio"]
     has_interval = any(row.ratio_low is not None for row in rows)
     has_used = any(row.used for row in rows)
@@ -137,7 +142,7 @@ def _trials(result: SearchResult) -> str:
     of_all = f" of {result.trial_limit}" if result.trial_count < result.trial_limit else ""
     pruned = f"; {result.pruned_count} of them pruned" if result.pruned_count else ""
     return (
-        f"{result.trial_count}{of_all} in {format_clock(result.duration_s)} min"
+        f"{result.trial_count}{of_all} in {format_duration(result.duration_s)}"
         f" ({format_counts(result.outcome_counts)}{pruned})"
     )
 
@@ -199,23 +204,22 @@ def _failures(failures: tuple[Failure, ...]) -> Iterator[RenderableType]:
     if not failures:
         return
     yield heading("Trials that did not end ok", "one example each")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style="red")
-    grid.add_column(no_wrap=True, justify="right")
-    grid.add_column(overflow="fold")
+    shown: list[tuple[Text, Text]] = []
     for outcome in Outcome:
         same = [each for each in failures if each.outcome is outcome]
         if not same:
             continue
         # the fewer settings, the plainer which of them did it
-        shown = min(same, key=lambda each: len(each.settings))
-        said = one_line(shown.message) or OUTCOME_MEANING[outcome]
-        example = Group(
-            Text(f"trial {shown.trial_idx}: {format_settings(shown.settings)}"),
-            Text(said, style="dim"),
+        one = min(same, key=lambda each: len(each.settings))
+        said = one_line(one.message) or OUTCOME_MEANING[outcome]
+        example = f"trial {one.trial_idx}: {format_settings(one.settings)}\n"
+        shown.append(
+            (
+                Text(f"{outcome:<{OUTCOME_WIDTH}} {len(same):>3}"),
+                Text.assemble(example, (said, "dim")),
+            )
         )
-        grid.add_row(str(outcome), str(len(same)), example)
-    yield indent(grid)
+    yield indent(fact_grid(shown, name_style="red"))
 
 
 def _checks(result: SearchResult, memory_left_bytes: int | None) -> Iterator[RenderableType]:

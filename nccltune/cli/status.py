@@ -5,14 +5,15 @@ Drawn with plain text, so that a script that asks often does not wait for what d
 
 from __future__ import annotations
 
-import pwd
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from nccltune.cli.envelope import Answer, Complaint
 from nccltune.cli.options import json_option
+from nccltune.cli.store_access import access_advice, user_name
 from nccltune.errors import ExitCode, NccltuneError, UsageProblem
 from nccltune.host.fingerprint import MatchKind
 from nccltune.live.drift import KeyState, Verdict
@@ -76,6 +77,8 @@ def command(pid: int | None) -> Answer:
             code="no_such_server",
         )
     stock = take_stock(servers)
+    if advice := access_advice(stock.profile):
+        stock = replace(stock, profile=replace(stock.profile, advice=advice))
     published = read_published()
     errors = tuple(_complaints(stock))
     return Answer(
@@ -99,7 +102,9 @@ def _complaints(stock: Stock) -> Iterator[Complaint]:
     """Name what keeps the answer from being yes."""
     profile = stock.profile
     if profile.is_degraded:
-        yield Complaint("profile_not_used", f"{_degraded_words(profile)}; run: {profile.advice}")
+        is_command = profile.advice.startswith("nccltune ")
+        how = f"run: {profile.advice}" if is_command else profile.advice
+        yield Complaint("profile_not_used", f"{_degraded_words(profile)}; {how}")
     for server in stock.servers:
         if server.verdict is Verdict.NOT_IN_EFFECT:
             yield from _lost(server)
@@ -266,7 +271,8 @@ def _server_lines(server: ServerReport) -> Iterator[str]:
     under = f", under profile {server.started_under}" if server.started_under else ""
     yield _fact(
         "  started",
-        f"{_moment(server.started_at)} by {_user(server.uid)} {_ROUTE_WORDS[server.route]}{under}",
+        f"{_moment(server.started_at)} by {user_name(server.uid)} "
+        f"{_ROUTE_WORDS[server.route]}{under}",
     )
     yield _fact("  profile", f"{_VERDICT_WORDS[server.verdict]}: {server.reason}")
     if server.path is not None:
@@ -294,12 +300,3 @@ def _actual(key: KeyReport) -> str:
 def _moment(text: str) -> str:
     """Shorten ISO 8601 in UTC to the second."""
     return f"{text[:19].replace('T', ' ')} UTC"
-
-
-def _user(uid: int | None) -> str:
-    if uid is None:
-        return "a user unknown"
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"

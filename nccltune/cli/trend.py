@@ -1,4 +1,4 @@
-"""One figure over time, as a picture of one line. Pure; draws itself where rich prints it."""
+"""One figure over time, as a picture of one line. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.measure import Measurement
-from rich.segment import Segment
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rich.console import Console, ConsoleOptions, RenderResult
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN_BLOCKS = "_.-=+*%#"
@@ -49,40 +44,20 @@ class Series:
         return 100.0 * (self.points[-1].value / self.points[0].value - 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Sparkline:
-    """A bar for each value, on a scale that 10 % of change fills at least; the newest ``width``."""
+def draw_sparkline(values: Sequence[float], blocks: str = BLOCKS, *, width: int = 24) -> str:
+    """Return a bar for each of the newest values, on a scale that 10 % of change fills at least.
 
-    values: Sequence[float]
-    width: int = 24
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it, in plain characters where the terminal has no others."""
-        yield Segment(self.draw(PLAIN_BLOCKS if options.ascii_only else BLOCKS))
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Take a column for each bar."""
-        count = len(self._shown)
-        return Measurement(count, count)
-
-    @property
-    def _shown(self) -> Sequence[float]:
-        return self.values[-self.width :]
-
-    def draw(self, blocks: str = BLOCKS) -> str:
-        """Return the bars.
-
-        >>> Sparkline([10.0, 10.05, 11.0, 13.0]).draw()
-        '▁▁▃█'
-        >>> Sparkline([10.0, 10.01]).draw()
-        '▄▅'
-        """
-        shown = self._shown
-        if not shown:
-            return ""
-        low, high = min(shown), max(shown)
-        middle = 0.5 * (low + high)
-        span = max(high - low, MIN_SPAN_SHARE * abs(middle), math.ulp(middle))
-        top = len(blocks) - 1
-        floor = middle - 0.5 * span
-        return "".join(blocks[round(top * (value - floor) / span)] for value in shown)
+    >>> draw_sparkline([10.0, 10.05, 11.0, 13.0])
+    '▁▁▃█'
+    >>> draw_sparkline([10.0, 10.01])
+    '▄▅'
+    """
+    shown = values[-width:]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    middle = 0.5 * (low + high)
+    span = max(high - low, MIN_SPAN_SHARE * abs(middle), math.ulp(middle))
+    top = len(blocks) - 1
+    floor = middle - 0.5 * span
+    return "".join(blocks[round(top * (value - floor) / span)] for value in shown)

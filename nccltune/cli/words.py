@@ -118,6 +118,21 @@ def format_clock(duration_s: float | None) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
+def format_duration(duration_s: float) -> str:
+    """Write how long something took: seconds below a minute, else a clock.
+
+    >>> format_duration(0.42), format_duration(42.4), format_duration(59.9), format_duration(83.4)
+    ('0.4 s', '42 s', '60 s', '1:23 min')
+    >>> format_duration(0.01), format_duration(3723.0)
+    ('less than 0.1 s', '1:02:03 h')
+    """
+    if duration_s < 0.1:
+        return "less than 0.1 s"
+    if duration_s < 60.0:
+        return f"{duration_s:.{1 if duration_s < 9.95 else 0}f} s"
+    return f"{format_clock(duration_s)} {'h' if duration_s >= 3600.0 else 'min'}"
+
+
 def format_moment(moment: datetime) -> str:
     """Write a moment in UTC, to the minute.
 

@@ -100,10 +100,13 @@ def workload_from_options(options: WorkloadOptions) -> Demand:
     _check_ranks(tp)
     if options.payloads:
         return _given(options, command, tp)
-    if command is None and options.model is None and not options.speculation:
-        uses = uses_from_options(options.batches) or None
-        workload = default_workload(uses, tp or DEFAULT_TP)
-        return Demand(workload, tp, decoding=_decoding(SpeculationShape(DEFAULT_TP)))
+    if command is None and options.model is None:
+        doubts: list[str] = []
+        decoding = _speculation(options, None, KIMI_K25, tp, doubts)
+        # Typing out a default asks for nothing else than leaving it out.
+        if decoding == SpeculationShape(decoding.tp):
+            workload = default_workload(uses_from_options(options.batches) or None, decoding.tp)
+            return Demand(workload, tp, doubts=tuple(doubts), decoding=_decoding(decoding))
     return _derived(options, command, tp)
 
 

@@ -36,7 +36,8 @@ host or one that is broken it starts as it is, and stderr says so.
 
 Options:
   --policy WHICH     Which SGLang launches get the profile: eagle3, speculative
-                     or all. Default: the policy file's, else eagle3.
+                     or all. Default: what policy.json in the state folder
+                     says, else eagle3.
   --any-host         Use the profile on a host that it was not made for, at
                      tensor parallel size 1 and over several nodes, too.
   --require-profile  End with status 3 instead of starting without a profile.

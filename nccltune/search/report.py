@@ -267,10 +267,9 @@ class Report:
         if math.isfinite(interval.high):
             band += f" (95 % interval {interval.low:.3f} to {interval.high:.3f})"
         if verdict is Verdict.IMPROVED:
-            limit = f"{100 * (GUARD_ACCEPT_RATIO - 1):.0f} %"
             return (
                 "Improved: the communication time of a decode step falls to"
-                f" {band} of the defaults', and no guarded size gets {limit} slower or more."
+                f" {band} of the defaults'{self._guard_words()}."
             )
         if verdict is Verdict.KEEP_DEFAULT:
             if reason:
@@ -287,6 +286,16 @@ class Report:
         reason = reason or "not proven on fresh launches"
         more = f"; {shortage}" if shortage else ""
         return f"Inconclusive: the best of {trials} reaches {band}, {reason}{more}."
+
+    def _guard_words(self) -> str:
+        """Say of the guards that there were, and of no others, that they hold."""
+        sizes = sorted(self._objective.guard_sizes)
+        limit = f"{100 * (GUARD_ACCEPT_RATIO - 1):.0f} %"
+        if not sizes:
+            return "; no size was guarded"
+        if len(sizes) == 1:
+            return f", and the one guarded size, {sizes[0]} B, gets less than {limit} slower"
+        return f", and none of {len(sizes)} guarded sizes gets {limit} slower or more"
 
 
 def _doubt(finals: Finals | None) -> str:

@@ -304,6 +304,57 @@ def test_status_by_a_user_who_may_not_read_the_ranks_exits_4(
     assert "may not read another user's process" in found["message"]
 
 
+@pytest.mark.parametrize("closed", ["", "state.json", "profiles", "profiles/mine.json", ".."])
+def test_status_of_a_store_that_this_user_may_not_read_advises_what_helps(
+    require: Require, monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    require(os.geteuid() == 0, "only root can become another user")
+    outer = Path(tempfile.mkdtemp(prefix="nccltune-status-"))
+    home = outer / "home"
+    home.mkdir()
+    monkeypatch.setenv("NCCLTUNE_HOME", str(home))
+
+    def ask_as_nobody() -> dict[str, Any]:
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        answer = command.main([], standalone_mode=False)
+        assert isinstance(answer, Answer)
+        data = json.loads(json.dumps(plain(answer.data)))
+        messages = [each.message for each in answer.errors if each.code == "profile_not_used"]
+        return {
+            "advice": data["active"]["advice"],
+            "message": messages[0] if messages else "",
+            "shown": "\n".join(map(str, answer.show())),
+        }
+
+    def ask() -> dict[str, Any]:
+        call = call_in_child(ask_as_nobody, timeout_s=30.0)
+        while not call.feed():
+            pass
+        found = call.answer()
+        assert isinstance(found, dict)
+        return found
+
+    path = (home / closed).resolve()
+    try:
+        save_candidate(Profile("mine", SETTINGS))
+        activate("mine", reason="manual")
+        for each in (outer, *outer.rglob("*")):
+            each.chmod(0o755)
+        before = ask()
+        path.chmod(0)
+        found = ask()
+    finally:
+        shutil.rmtree(outer)
+
+    advice = f"let nobody read {path}, which belongs to root, or set NCCLTUNE_HOME to a folder"
+    assert (before["advice"] or "").count("NCCLTUNE_HOME") == 0
+    assert found["advice"].startswith(advice)
+    assert f"; {advice}" in found["message"]
+    assert f"to do           {advice}" in found["shown"]
+
+
 @pytest.mark.parametrize("more", ["", "--json"], ids=["people", "json"])
 def test_status_loads_nothing_heavy(more: str) -> None:
     code = (

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from nccltune.cli import main
 from nccltune.cli.invocation import Invocation
 from nccltune.cli.search_answer import answer_from_result
 from nccltune.cli.search_data import SavedProfile, search_data
 from nccltune.cli.sources import Source
-from nccltune.cli.trend import BLOCKS, PLAIN_BLOCKS, Sparkline
+from nccltune.cli.trend import BLOCKS, PLAIN_BLOCKS, draw_sparkline
 from nccltune.cli.verify_answer import conclude
 from nccltune.cli.verify_data import judgement_data
 from nccltune.cli.workload import Demand, WorkloadOptions
@@ -384,6 +383,7 @@ def searched(result: Any, bench: Any) -> None:
         invocation=Invocation.from_arguments(["search"]),
         path=None,
         notice="",
+        timeout_s=600.0,
     )
 
 
@@ -406,23 +406,28 @@ def test_a_search_that_was_stopped_is_not() -> None:
 
 
 def test_sparkline_does_not_make_mountains_of_noise() -> None:
-    assert set(Sparkline([10.0, 10.01, 9.99, 10.0]).draw()) <= set("▄▅")
-    assert Sparkline([10.0, 10.0]).draw() in ("▄▄", "▅▅")
+    assert set(draw_sparkline([10.0, 10.01, 9.99, 10.0])) <= set("▄▅")
+    assert draw_sparkline([10.0, 10.0]) in ("▄▄", "▅▅")
 
 
 def test_sparkline_shows_a_jump_and_only_the_newest() -> None:
-    assert Sparkline([10.0, 10.0, 20.0]).draw() == "▁▁█"
-    assert Sparkline([5.0, *[10.0] * 30, 20.0], width=3).draw() == "▁▁█"
-    assert Sparkline([]).draw() == ""
+    assert draw_sparkline([10.0, 10.0, 20.0]) == "▁▁█"
+    assert draw_sparkline([5.0, *[10.0] * 30, 20.0], width=3) == "▁▁█"
+    assert draw_sparkline([]) == ""
 
 
-def test_sparkline_is_plain_where_the_terminal_knows_no_blocks() -> None:
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    console = Console(file=stream, width=40)
+@pytest.mark.parametrize(("encoding", "marks"), [("ascii", PLAIN_BLOCKS), ("utf-8", BLOCKS)])
+def test_history_draws_plain_marks_where_the_terminal_knows_no_blocks(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, marks: str
+) -> None:
+    keep_verify(1, 9.8, 8.9)
+    keep_verify(2, 10.78, 8.9)
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", stream)
 
-    console.print(Sparkline([10.0, 15.0, 20.0]))
+    assert main(["history"]) == 0
+
     stream.flush()
-
-    written = stream.buffer.getvalue().decode().strip()
-    assert len(written) == 3
-    assert set(written) <= set(PLAIN_BLOCKS)
+    lines = stream.buffer.getvalue().decode(encoding).splitlines()
+    [row] = [line for line in lines if "defaults," in line and " to " in line]
+    assert f" {marks[0]}{marks[-1]} " in row

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 
+from nccltune.cli import main
 from nccltune.cli.bench_report import bench_data, bench_parts
 from nccltune.cli.envelope import plain
+from nccltune.cli.invocation import Invocation
+from nccltune.cli.search_answer import answer_from_result
 from nccltune.cli.search_data import SavedProfile, search_data
 from nccltune.cli.search_report import search_parts
+from nccltune.cli.sources import Source, open_recording
+from nccltune.cli.workload import Demand, WorkloadOptions
 from nccltune.measurement import Launch, Outcome
+from nccltune.payloads.derive import default_workload
 from nccltune.search.result import AblationStep
+from nccltune.search.space import THRESHOLDS, Space
+from tests.support.command_line import FACTS, FakeBench
 from tests.support.results import (
     IMPROVED,
     INCONCLUSIVE,
@@ -27,7 +39,7 @@ from tests.support.results import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from rich.console import RenderableType
 
@@ -261,3 +273,86 @@ def test_bench_data_has_the_first_candidate_at_the_top_and_all_in_a_list() -> No
     assert isinstance(candidates, list)
     assert [each["name"] for each in candidates] == ["folk-ll-ring", "second"]
     assert found["payloads"] == candidates[0]["payloads"]
+
+
+# Why there were no more trials.
+
+
+def told(result: SearchResult, source: Source) -> str:
+    """Return what the report of a command says ended the search; empty where it says nothing."""
+    answer = answer_from_result(
+        result,
+        demand=Demand(default_workload(), 2),
+        source=source,
+        name="mine",
+        asked=WorkloadOptions(),
+        invocation=Invocation.from_arguments(["search"]),
+        path=None,
+        notice="",
+        timeout_s=20.0,
+    )
+    lines = rendered(answer.show(), 200).splitlines()
+    return "".join(line.removeprefix("ended by").strip() for line in lines if "ended by" in line)
+
+
+def recorded() -> Source:
+    return open_recording("h200-2x-shm", Demand(default_workload(), 2))
+
+
+def on_gpus(**pinned: str) -> Source:
+    return Source(bench=FakeBench(), place="2x", facts=FACTS, pinned=pinned)  # type: ignore[arg-type]
+
+
+ALL_PINNED = dict.fromkeys((*Space(FACTS, {}).choices, THRESHOLDS), "1")
+CUT = replace(KEEP_DEFAULT, trial_count=27, trial_limit=40)
+OUT_OF_TIME = "--timeout-s 20: no time was left for more trials"
+
+
+@pytest.mark.parametrize(
+    ("result", "source", "reason"),
+    [
+        (CUT, recorded, OUT_OF_TIME),
+        (CUT, on_gpus, OUT_OF_TIME),
+        (replace(CUT, trial_count=40), recorded, ""),
+        (replace(CUT, trial_count=40), on_gpus, ""),
+        (replace(CUT, is_interrupted=True), on_gpus, ""),
+        (
+            replace(CUT, trial_count=173, trial_limit=400),
+            recorded,
+            "the recording: nothing is left to try",
+        ),
+        (
+            replace(CUT, trial_count=1),
+            partial(on_gpus, **ALL_PINNED),
+            "the variables that are set already: nothing is left to try",
+        ),
+    ],
+)
+def test_search_with_fewer_trials_than_asked_for_says_what_ended_it(
+    result: SearchResult, source: Callable[[], Source], reason: str
+) -> None:
+    assert told(result, source()) == reason
+
+
+def test_search_that_is_cut_by_its_time_limit_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = count()
+    monkeypatch.setattr(
+        "nccltune.search.engine.time", SimpleNamespace(monotonic=lambda: next(seconds))
+    )
+    words = ["search", "--recording", "h200-2x-shm", "--trials", "40", "--timeout-s", "100"]
+
+    main(words)
+
+    out = capsys.readouterr().out
+    assert re.search(r"^trials +\d+ of 40 in ", out, flags=re.MULTILINE)
+    assert "ended by  --timeout-s 100: no time was left for more trials" in out
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "said"), [(0.34, "in 0.3 s"), (42.0, "in 42 s"), (131.0, "in 2:11 min")]
+)
+def test_short_times_are_told_in_seconds(duration_s: float, said: str) -> None:
+    assert said in report(replace(IMPROVED, duration_s=duration_s))
+    assert said in rendered(bench_parts([bench_report(duration_s=duration_s)]))

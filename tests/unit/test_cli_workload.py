@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -46,6 +47,40 @@ def test_no_option_is_the_default_workload_on_every_visible_gpu() -> None:
     assert demand.workload == default_workload()
     assert demand.tp is None
     assert "2 steps" in demand.decoding
+
+
+DEFAULTS: dict[str, Any] = {"num_steps": 2, "eagle_topk": 1, "num_draft_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    "names", [names for count in (1, 2, 3) for names in combinations(DEFAULTS, count)], ids=" ".join
+)
+@pytest.mark.parametrize("tp", [None, 2])
+def test_defaults_that_are_typed_out_ask_for_the_default_workload(
+    names: tuple[str, ...], tp: int | None
+) -> None:
+    given = {name: DEFAULTS[name] for name in names}
+
+    demand = workload_from_options(WorkloadOptions(tp=tp, **given))
+
+    assert demand == workload_from_options(WorkloadOptions(tp=tp))
+
+
+def test_batches_that_are_typed_out_ask_for_the_default_workload() -> None:
+    asked = WorkloadOptions(batches=("1:4", "2:2", "4:1", "8:1"), num_steps=2)
+
+    assert workload_from_options(asked) == workload_from_options(WorkloadOptions())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_steps", 3), ("eagle_topk", 2), ("num_draft_tokens", 4)]
+)
+def test_any_other_number_asks_for_another_workload(name: str, value: int) -> None:
+    asked: dict[str, Any] = {name: value}
+
+    demand = workload_from_options(WorkloadOptions(**asked))
+
+    assert demand.workload != default_workload()
 
 
 def test_model_of_the_default_shape_scores_the_same_payloads(kimi: str) -> None:
@@ -103,6 +138,7 @@ def test_draft_tokens_that_sglang_would_overrule_are_a_doubt() -> None:
 
     assert "3 draft tokens" in demand.decoding
     assert "which is 3" in demand.doubts[0]
+    assert demand.workload == default_workload()
 
 
 def test_payloads_are_taken_as_given_and_keep_the_ranks_of_the_launch(kimi: str) -> None:

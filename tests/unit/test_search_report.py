@@ -268,6 +268,27 @@ def test_best_of_many_recorded_equals_is_no_gain(tmp_path: Path, seed: int) -> N
     assert result.verdict is Verdict.INCONCLUSIVE
 
 
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (0, "; no size was guarded."),
+        (1, ", and the one guarded size, 14336 B, gets less than 5 % slower."),
+        (2, ", and none of 2 guarded sizes gets 5 % slower or more."),
+        (3, ", and none of 3 guarded sizes gets 5 % slower or more."),
+    ],
+)
+def test_sentence_speaks_of_the_guards_that_there_were(
+    tmp_path: Path, count: int, words: str
+) -> None:
+    whole = default_workload()
+    few = dataclasses.replace(whole, guards=whole.guards[:count])
+
+    result = search(tmp_path, ModelBench(effect, noise=0.002), BOTH, workload=few)
+
+    assert result.verdict is Verdict.IMPROVED
+    assert result.sentence.endswith(words)
+
+
 def test_guard_that_breaks_on_fresh_launches_is_named(tmp_path: Path) -> None:
     calls: list[int] = []
 
