@@ -13,6 +13,7 @@ from nccltune.errors import ExitCode, NccltuneError, UsageProblem
 from nccltune.live.published import METRICS_NAME, run_dir
 from nccltune.paths import state_dir
 from nccltune.sdnotify import Notifier
+from nccltuned.descriptors import raise_limit
 from nccltuned.endpoint import check_address
 from nccltuned.journal import open_journal
 from nccltuned.service import Config, Service
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     open_journal(is_verbose=options.verbose)
+    raise_limit()
     try:
         Service(_config(options), Notifier.from_environ(os.environ)).run()
     except NccltuneError as error:

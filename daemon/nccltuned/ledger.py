@@ -1,7 +1,7 @@
 """Starts and how they ended, kept over restarts of the service, and the roll-backs they led to.
 
 Schema history of ``nccltune.starts``:
-    1: first version.
+    1: first version. Later: the ending ``ended``, and ``?`` for a digest that is not known.
 """
 
 from __future__ import annotations

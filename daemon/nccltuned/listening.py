@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nccltune.live.listeners import listening_sockets, sockets_of
-from nccltune.live.procfs import PROC_ROOT
+from nccltune.live.procfs import PROC_ROOT, is_exhausted
 
 _AGAIN_S = 10.0
 
@@ -32,17 +32,25 @@ class PortWatch:
     _is_listening: bool = False
     _read_at_s: float = 0.0
 
-    def is_listening(self, pid: int, port: int) -> bool | None:
-        """Tell whether a process listens on a TCP port; None where one may not look into it."""
+    def is_listening(self, pid: int, port: int, *, is_due: bool = False) -> bool | None:
+        """Tell whether a process listens on a TCP port; None where one may not look into it.
+
+        Args:
+            pid: the process.
+            port: the port.
+            is_due: there is reason to believe it, so that what was read before is no answer.
+        """
         try:
             sockets = sockets_of(pid, self.root)
         except PermissionError:
             return None
-        except OSError:
+        except OSError as error:
+            if is_exhausted(error):
+                raise
             return False
         now_s = self.clock()
-        is_due = not self._is_listening and now_s - self._read_at_s >= _AGAIN_S
-        if sockets != self._sockets or (sockets and is_due):
+        is_due = is_due or now_s - self._read_at_s >= _AGAIN_S
+        if sockets != self._sockets or (sockets and is_due and not self._is_listening):
             listening = listening_sockets(self.root / str(pid) / "net", port)
             self._is_listening = not sockets.isdisjoint(listening)
             self._sockets, self._read_at_s = sockets, now_s

@@ -1,143 +1,61 @@
 """What a starting server writes, kept within reach until it is ready or has died.
 
-Its standard output is opened while it lives, when it is a file; where systemd keeps the log, the
-journal is asked once it is dead. A pipe or a terminal cannot be read by anybody else.
+Its standard output is opened while it lives, when it is a file. A pipe or a terminal cannot be read
+by anybody else; what systemd keeps is read by ``unit_log``.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import stat
-from collections.abc import Mapping
-from contextlib import suppress
+import time
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
-from nccltune.live.failed_starts import SERVER_ARGS
-from nccltune.live.procfs import PROC_ROOT
+from nccltune.live.procfs import PROC_ROOT, is_exhausted
+from nccltuned.log_file import (
+    BANNER_BYTES,
+    TAIL_BYTES,
+    Glance,
+    Inode,
+    LogFile,
+    LogText,
+    find_args,
+)
+from nccltuned.outputs import OUTPUTS, flags_of, written_files
 
-TAIL_BYTES = 512 * 1024
-"""What is read of a log's end: a failing start of 8 ranks fills some ten KiB."""
+NEW_S = 60.0
+"""Up to this age a log that was cut for a start is read from its beginning."""
 
-JOURNAL_LINES = 2000
-JOURNAL_TIMEOUT_S = 20.0
 MAX_ENDS = 100
-_OUTPUTS = (1, 2)
-_HEAD_BYTES = 512
-_ARGS = SERVER_ARGS.encode()
-OWN_WORDS = b"nccltune: "
-_INVOCATION = re.compile(r"[0-9a-f]{32}")
-
-
-class Glance(NamedTuple):
-    """What a look at a log says.
-
-    Attributes:
-        has_words: the words that were looked for are new in it.
-        has_moved: somebody else than ``nccltune launch`` wrote into it, which goes on saying that
-            nothing moves.
-    """
-
-    has_words: bool = False
-    has_moved: bool = False
-
-
-@dataclass(slots=True)
-class LogFile:
-    """One file that a process writes to, and that the next start may write to as well.
-
-    Attributes:
-        inode: device and number, which name the file.
-        begin_bytes: its size when it was first seen: what stood there before is of earlier starts.
-        head: the first bytes from there. When they are others, the file was cut and written anew,
-            which scripts that start a server again and again do: it tells nothing of this start
-            any more.
-        is_shared: an earlier server may have written on after ``begin_bytes``, so that only what
-            follows this one's arguments counts.
-        is_whole: it begins with the file, or with what an earlier server is known to have written,
-            so that this one's arguments are the last that are seen while it lives.
-        has_args: this one's arguments were seen while it lived.
-    """
-
-    descriptor: int
-    begin_bytes: int
-    inode: tuple[int, int]
-    head: bytes = b""
-    is_shared: bool = False
-    is_whole: bool = False
-    has_args: bool = False
-    is_lost: bool = False
-    _looked_at: int = 0
-    _end: int = 0
-
-    def look(self, words: bytes) -> Glance:
-        """Tell what was written since the last look; cheap to do often."""
-        content = self._content(max(self.begin_bytes, self._looked_at))
-        if content is None:
-            return Glance()
-        begin, text = content
-        new = text[max(0, self._end - begin) :]
-        self._end = begin + len(text)
-        # The words may be half written now.
-        overlap = max(len(words), len(_ARGS))
-        self._looked_at = max(begin, self._end - overlap)
-        place = text.rfind(_ARGS)
-        if place >= 0 and begin + place >= self.begin_bytes:
-            self.has_args, self.is_shared = True, False
-            if self.is_whole:
-                self.begin_bytes, self.head = begin + place, b""
-        has_moved = any(line and not line.startswith(OWN_WORDS) for line in new.split(b"\n"))
-        return Glance(words in text, has_moved)
-
-    def read(self) -> str:
-        """Return what was written since it was first seen; empty where that is lost."""
-        content = self._content(self.begin_bytes)
-        text = "" if content is None else content[1].decode("utf-8", "replace")
-        if not self.is_shared:
-            return text
-        _earlier, mark, own = text.partition(SERVER_ARGS)
-        return mark + own
-
-    def _content(self, begin_bytes: int) -> tuple[int, bytes] | None:
-        """Return the end of the file and where that begins; None where it is another file now."""
-        try:
-            head = os.pread(self.descriptor, _HEAD_BYTES, self.begin_bytes)
-            size = os.fstat(self.descriptor).st_size
-            begin = max(begin_bytes, size - TAIL_BYTES)
-            text = os.pread(self.descriptor, TAIL_BYTES, begin)
-        except OSError:
-            return None
-        is_cut = size < max(self.begin_bytes, self._looked_at)
-        if self.is_lost or is_cut or not head.startswith(self.head):
-            self.is_lost = True
-            return None
-        self.head = head
-        return begin, text
+_LAST_BYTES = 512
 
 
 @dataclass(slots=True)
 class LogFiles:
-    """All files that a process writes to."""
+    """All files that a process writes to.
+
+    Attributes:
+        is_all: nothing that it writes goes elsewhere.
+    """
 
     files: list[LogFile] = field(default_factory=list)
+    is_all: bool = False
 
     @property
     def is_seen(self) -> bool:
         """Whether something of this start was read while it lived."""
-        return any(file.head for file in self.files)
-
-    def are_written_by(self, pid: int, root: Path = PROC_ROOT) -> bool:
-        """Tell whether another process writes into one of these files."""
-        inodes = {file.inode for file in self.files}
-        return any(inode in inodes for inode in _outputs_of(pid, root))
+        return any(file.is_seen for file in self.files)
 
     @property
     def has_args(self) -> bool:
         """Whether the arguments of this start were seen while it lived."""
         return any(file.has_args for file in self.files)
+
+    def are_written_by(self, pid: int, root: Path = PROC_ROOT) -> bool:
+        """Tell whether another process writes into one of these files."""
+        inodes = {file.inode for file in self.files}
+        return bool(inodes) and any(inode in inodes for inode in written_files(pid, root))
 
     def look(self, words: bytes) -> Glance:
         """Tell what was written since this was asked last; looks at every file."""
@@ -145,15 +63,19 @@ class LogFiles:
         return Glance(any(one.has_words for one in found), any(one.has_moved for one in found))
 
     def go_on_from(self, earlier: LogFiles) -> None:
-        """Begin where the same process was followed from before it became what it is."""
-        begun = {file.inode: file for file in earlier.files}
-        for file in self.files:
-            if (before := begun.get(file.inode)) is not None and not before.is_lost:
-                file.begin_bytes, file.is_shared = before.begin_bytes, before.is_shared
+        """Keep what the same process was followed with before it became what it is."""
+        begun = {file.inode: file for file in earlier.files if not file.is_lost}
+        for idx, file in enumerate(self.files):
+            if (before := begun.get(file.inode)) is not None:
+                self.files[idx] = before
+                earlier.files[earlier.files.index(before)] = file  # closed with the others there
 
-    def read(self) -> str:
-        """Return what was written since; empty where there is no file, or none that still tells."""
-        return "\n".join(filter(None, (file.read() for file in self.files)))
+    def read(self) -> LogText:
+        """Return what was written since; nothing where there is no file that still tells."""
+        found = [file.read() for file in self.files]
+        text = "\n".join(filter(None, (each.text for each in found)))
+        is_whole = self.is_all and bool(found) and all(each.is_whole for each in found)
+        return LogText(text, is_whole)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -170,7 +92,7 @@ class LogEnds:
     to itself.
     """
 
-    _ends: dict[tuple[int, int], tuple[int, bytes]] = field(default_factory=dict)
+    _ends: dict[Inode, tuple[int, bytes]] = field(default_factory=dict)
 
     def note(self, logs: LogFiles) -> None:
         """Remember where files end, now that a start is ready or dead."""
@@ -182,15 +104,17 @@ class LogEnds:
         for inode in list(self._ends)[:-MAX_ENDS]:
             del self._ends[inode]
 
-    def find(self, inode: tuple[int, int], descriptor: int) -> int | None:
+    def find(self, inode: Inode, descriptor: int) -> int | None:
         """Return where an earlier start had got to; None if there was none, or it was cut since."""
-        size, last = self._ends.get(inode, (0, b""))
-        return size if last and _before(descriptor, size) == last else None
+        if inode not in self._ends:
+            return None
+        size, last = self._ends[inode]
+        return size if _before(descriptor, size) == last else None
 
 
 def _before(descriptor: int, size: int) -> bytes:
     """Return the bytes before some place in a file."""
-    begin = max(0, size - _HEAD_BYTES)
+    begin = max(0, size - _LAST_BYTES)
     try:
         return os.pread(descriptor, size - begin, begin)
     except OSError:
@@ -198,94 +122,64 @@ def _before(descriptor: int, size: int) -> bytes:
 
 
 def open_logs(
-    pid: int, *, is_new: bool, root: Path = PROC_ROOT, ends: LogEnds | None = None
+    pid: int, *, age_s: float, root: Path = PROC_ROOT, ends: LogEnds | None = None
 ) -> LogFiles:
     """Open the files behind a process's standard output and error; none where there are none.
 
     Args:
         pid: the process.
-        is_new: it was started just now, so that a file that was truncated for it is read whole.
+        age_s: of the start; a file that was truncated for a new one is read whole.
         root: where procfs is mounted.
         ends: of earlier starts.
+
+    Raises:
+        OSError: there are no descriptors left.
     """
     logs = LogFiles()
-    for inode, number in _outputs_of(pid, root).items():
-        with suppress(OSError):
-            is_appending = bool(_flags_of(pid, number, root) & os.O_APPEND)
-            path = f"{root}/{pid}/fd/{number}"
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != inode:
-                os.close(descriptor)
-                continue
-            if is_appending or not is_new:
-                logs.files.append(LogFile(descriptor, status.st_size, inode))
-                continue
-            end = None if ends is None else ends.find(inode, descriptor)
-            is_shared = end is not None
-            logs.files.append(LogFile(descriptor, end or 0, inode, b"", is_shared, is_whole=True))
+    written = written_files(pid, root)
+    for inode, numbers in written.items():
+        try:
+            is_appending = bool(flags_of(pid, numbers[0], root) & os.O_APPEND)
+            descriptor = _open(pid, numbers[0], inode, root)
+        except OSError as error:
+            if is_exhausted(error):
+                logs.close()
+                raise
+            continue
+        logs.files.append(_begin(descriptor, inode, age_s, ends, is_appending=is_appending))
+    is_open = len(logs.files) == len(written)
+    logs.is_all = is_open and sum(map(len, written.values())) == len(OUTPUTS)
     return logs
 
 
-def _outputs_of(pid: int, root: Path) -> dict[tuple[int, int], int]:
-    """Return the regular files behind a process's standard output and error, each once.
-
-    They are looked at before they are opened: a pipe would block, and a terminal would be taken.
-    """
-    found: dict[tuple[int, int], int] = {}
-    for number in _OUTPUTS:
-        with suppress(OSError):
-            # Path would not follow the link as only the kernel can.
-            status = os.stat(f"{root}/{pid}/fd/{number}")  # noqa: PTH116
-            if stat.S_ISREG(status.st_mode):
-                found.setdefault((status.st_dev, status.st_ino), number)
-    return found
-
-
-def _flags_of(pid: int, number: int, root: Path) -> int:
-    """Return how a process opened one of its files."""
-    text = (root / str(pid) / "fdinfo" / str(number)).read_text(encoding="ascii")
-    match = re.search(r"^flags:\s*([0-7]+)", text, re.MULTILINE)
-    return int(match[1], 8) if match else 0
-
-
-def is_invocation(text: str) -> bool:
-    """Tell whether this is the id of a systemd unit's run."""
-    return _INVOCATION.fullmatch(text) is not None
-
-
-def is_journal(pid: int, environ: Mapping[str, str], root: Path = PROC_ROOT) -> bool:
-    """Tell whether a process's output goes to the journal, as ``JOURNAL_STREAM`` says it does.
-
-    A terminal multiplexer may run in a unit too, and hand its id to everything typed into it.
-    """
-    stream = environ.get("JOURNAL_STREAM", "")
-    for number in _OUTPUTS:
-        with suppress(OSError):
-            status = os.stat(f"{root}/{pid}/fd/{number}")  # noqa: PTH116 - as above
-            if stream == f"{status.st_dev}:{status.st_ino}":
-                return True
-    return False
-
-
-def read_journal(invocation_id: str, since: str) -> str:
-    """Read what one run of a systemd unit has logged; empty where the journal does not tell.
-
-    Blocks: call it in a child.
-
-    Args:
-        invocation_id: names the run.
-        since: ISO 8601 with its time zone; what was before it belongs to an earlier server.
-    """
-    import subprocess
-
-    # Journal entries may be stamped a moment before the process that is their cause.
-    since_s = datetime.fromisoformat(since).timestamp() - 1.0
-    words = ["journalctl", "--quiet", "--no-pager", "--output=cat", "--all"]
-    words += [f"--lines={JOURNAL_LINES}", f"--since=@{since_s:.0f}"]
-    words.append(f"_SYSTEMD_INVOCATION_ID={invocation_id}")
+def _begin(
+    descriptor: int, inode: Inode, age_s: float, ends: LogEnds | None, *, is_appending: bool
+) -> LogFile:
+    """Find out where in a file a start begins that is seen for the first time."""
+    is_early = age_s < NEW_S
+    size = os.fstat(descriptor).st_size
     try:
-        done = subprocess.run(words, capture_output=True, timeout=JOURNAL_TIMEOUT_S, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout[-TAIL_BYTES:].decode("utf-8", "replace")
+        args = find_args(descriptor, time.time() - age_s)
+        has_any = BANNER_BYTES.search(os.pread(descriptor, TAIL_BYTES, 0)) is not None
+    except OSError:
+        args, has_any = None, True
+    end = None if ends is None else ends.find(inode, descriptor)
+    if args is not None:
+        return LogFile(descriptor, args, inode, is_early=is_early, has_args=True, is_seen=True)
+    if is_appending or not is_early:
+        return LogFile(descriptor, size, inode, is_early=is_early)
+    if end is not None:
+        return LogFile(descriptor, end, inode, is_shared=end > 0, is_early=True)
+    # In a loop with one file around it they are an earlier start's: nobody saw where that ended.
+    return LogFile(descriptor, size if has_any else 0, inode, is_early=True)
+
+
+def _open(pid: int, number: int, inode: Inode, root: Path) -> int:
+    """Open the file behind an output for reading, if it still is the one that was seen."""
+    path = f"{root}/{pid}/fd/{number}"
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != inode:
+        os.close(descriptor)
+        raise FileNotFoundError(path)
+    return descriptor

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from nccltune.errors import NccltuneError, UsageProblem
+from nccltune.live.failed_starts import UNKNOWN_DIGEST
 from nccltune.live.process_files import ProcessFiles
 from nccltune.sglang.argv import split_launch
 from nccltune.sglang.command import parse_launch
 from nccltune.sglang.flags import read_flags
+from nccltuned.log_file import LogText
+from nccltuned.logs import LogFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,8 +23,8 @@ if TYPE_CHECKING:
     from nccltune.inject.marker import Marker
     from nccltune.live.procfs import Process
     from nccltune.store import LaunchRecord
+    from nccltuned.fronts import Place
     from nccltuned.listening import PortWatch
-    from nccltuned.logs import LogFiles
 
 DEFAULT_PORT = 30000
 _MAX_PORT_DIGITS = 5
@@ -31,32 +35,36 @@ class Pending:
     """One start that is neither ready nor dead, as far as is known.
 
     Attributes:
-        process: as it was first seen. A title takes the place of its words, and one that is ending
-            shows none.
-        fronts: programs in front of it that are given the same words, the nearest first.
-        front: the one of them that writes its log, and may outlive it; None for none.
+        place: of the process as it was first seen. A title takes the place of its words, and one
+            that is ending shows none.
+        front: the program in front of it that writes its log, and may outlive it; None for none.
         descriptor: becomes readable when the process ends, or the one in front that has outlived
             it; -1 where the kernel gives none.
+        is_environ_known: so that a start without a mark is known to be one without a profile.
         port: None where it is not known yet.
         uid: of its user; None where that is not sure.
         generation: of the store's state when it was first seen.
         is_of_unit: systemd confirms that it is the server of a unit of the host.
         is_missed: it ended before anybody looked, and is known by its record alone.
-        listening_since_s: on the monotonic clock; None where it does not listen yet.
+        has_said_ready: its log has said so, at whatever time.
+        has_listened: it has been seen to listen, at whatever time.
+        listening_since_s: on the monotonic clock; None where it does not listen yet, or no longer.
         log_moved_at_s: when its log was seen to have grown last.
         died_at_s: None while it lives.
-        text: its log at its death; later the file may be cut for the next start.
+        words: its log at its death; later the file may be cut for the next start.
+        is_succeeded: another server was started by the same program in front since it died, and
+            writes the same log.
     """
 
-    process: Process
+    place: Place
     seen_at_s: float
     age_s: float
-    logs: LogFiles
     port_watch: PortWatch
-    fronts: tuple[Process, ...] = ()
+    logs: LogFiles = field(default_factory=LogFiles)
     front: Process | None = None
     descriptor: int = -1
     marker: Marker | None = None
+    is_environ_known: bool = True
     invocation_id: str = ""
     record: LaunchRecord | None = None
     port: int | None = None
@@ -64,10 +72,18 @@ class Pending:
     generation: int = 0
     is_of_unit: bool = False
     is_missed: bool = False
+    has_said_ready: bool = False
+    has_listened: bool = False
     listening_since_s: float | None = None
     log_moved_at_s: float = 0.0
     died_at_s: float | None = None
-    text: str = ""
+    words: LogText = field(default_factory=LogText)
+    is_succeeded: bool = False
+
+    @property
+    def process(self) -> Process:
+        """The server's own, or that of a program that will start it or become it."""
+        return self.place.process
 
     @property
     def has_log(self) -> bool:
@@ -77,10 +93,20 @@ class Pending:
     def has_died(self, now_s: float) -> None:
         """Note its end, and wait for that of the program in front, whose last words count too."""
         self.died_at_s = now_s
-        self.text = self.logs.read()
+        self.words = self.logs.read()
         self._stop_waiting()
         if self.front is not None:
             self.descriptor = open_end(self.front.pid)
+
+    def died_at(self, now_s: float) -> str:
+        """Return when it was seen to have died: ISO 8601, UTC; a second later, for its words."""
+        passed_s = now_s - (now_s if self.died_at_s is None else self.died_at_s)
+        return datetime.fromtimestamp(time.time() - passed_s + 1.0, UTC).isoformat()
+
+    def lose_log(self) -> None:
+        """Go on as one without a log: another server writes into the same."""
+        self.logs.close()
+        self.invocation_id, self.front, self.has_said_ready = "", None, False
 
     def let_go(self) -> None:
         """Close what was opened to follow it."""
@@ -93,10 +119,13 @@ class Pending:
             self.descriptor = -1
 
 
-def profile_of(record: LaunchRecord | None, marker: Marker | None) -> tuple[str | None, str | None]:
+def profile_of(pending: Pending) -> tuple[str | None, str | None]:
     """Return digest and name of the profile that a start was under; None where it set nothing."""
+    record, marker = pending.record, pending.marker
     if record is not None:
         return (record.digest, record.profile_name) if record.settings else (None, None)
+    if not pending.is_environ_known:
+        return UNKNOWN_DIGEST, None
     if marker is not None and marker.keys:
         return marker.digest, None
     return None, None

@@ -10,7 +10,8 @@ import logging
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from nccltune.atomic import make_dir
 from nccltune.errors import NccltuneError
 from nccltune.live.launch_inbox import INBOX_NAME
-from nccltune.live.procfs import read_process
+from nccltune.live.procfs import is_exhausted, read_process
 from nccltune.store import (
     append_launch_record,
     profiles_dir,
@@ -33,11 +34,11 @@ from nccltuned.inbox import Inbox
 from nccltuned.journal import summary
 from nccltuned.keeper import Keeper
 from nccltuned.ledger import Ledger
-from nccltuned.logs import JOURNAL_TIMEOUT_S
 from nccltuned.metrics import Snapshot, format_metrics
 from nccltuned.publish import Publisher
 from nccltuned.rollback import RollbackGuard
 from nccltuned.starts import StartTracker
+from nccltuned.unit_log import JOURNAL_TIMEOUT_S
 from nccltuned.wakeups import Wakeups
 from nccltuned.watch import ServerWatch, StoreWatch
 
@@ -54,6 +55,9 @@ ALERT_TICK_S = 0.5
 ALERT_S = 60.0
 """How closely, and for how long, new servers are looked for after one has gone: what restarts it
 may do so at once, and its next end may come soon."""
+
+NEED_WAIT_S = 0.5
+"""After a look that was given up: what asked for it still does."""
 
 READY_WAIT_S = 20.0
 """The first look may take so long before the service counts as ready all the same."""
@@ -123,7 +127,9 @@ class Service:
         while True:
             now_s = time.monotonic()
             if is_asked or now_s >= next_tick_s:
-                self._tick()
+                self._notifier.watchdog()
+                with self._giving_up_in_need():
+                    self._tick()
                 next_tick_s = time.monotonic() + self._tick_s()
             if ready_by_s is not None and (self._checks.is_settled or now_s >= ready_by_s):
                 ready_by_s = None
@@ -131,7 +137,8 @@ class Service:
                 logger.info("ready: %s", self._summary())
             # Said again until it is heard: without it the manager would end the service.
             is_ready_owed = is_ready_owed and not self._notifier.ready(self._summary())
-            self._poll(min(next_tick_s, ready_by_s or next_tick_s))
+            with self._giving_up_in_need():
+                self._poll(min(next_tick_s, ready_by_s or next_tick_s))
             woken = self._wakeups.take()
             if woken.is_stop:
                 return
@@ -153,7 +160,6 @@ class Service:
 
     def _tick(self) -> None:
         """Look whether anything has changed, and act on it."""
-        self._notifier.watchdog()
         folder = self._config.state_folder
         self._wakeups.watch([folder, profiles_dir(folder)])
         # Until nothing was written while it was read.
@@ -173,6 +179,17 @@ class Service:
         self._tracker.step()
         self._guard.roll_back_if_due()
         self._checks.start_if_due(self._servers.servers)
+
+    @contextmanager
+    def _giving_up_in_need(self) -> Iterator[None]:
+        """Give up a look for which there are no descriptors: the next one sees the same."""
+        try:
+            yield
+        except OSError as error:
+            if not is_exhausted(error):
+                raise
+            self._tell_once("nothing can be looked at for now: %s", error)
+            time.sleep(NEED_WAIT_S)
 
     def _poll(self, until_s: float) -> None:
         """Wait for something to do, and do it."""
@@ -209,8 +226,9 @@ class Service:
         except NccltuneError as error:
             self._tell_once("launches are not known: %s", error)
             return
-        self._tracker.take_records(records, is_first=not self._has_records)
+        self._tracker.take_records(records)
         self._has_records = True
+        self._tracker.step()  # at once, for a start may be short
 
     def _defer(self, function: Callable[[], object], done: Callable[[object], None]) -> None:
         self._calls.start(function, done, timeout_s=JOURNAL_TIMEOUT_S + 5.0)
@@ -288,7 +306,7 @@ class Service:
     def _summary(self) -> str:
         return summary(self._checks.stock)
 
-    def _tell_once(self, text: str, error: NccltuneError) -> None:
+    def _tell_once(self, text: str, error: Exception) -> None:
         if str(error) not in self._told:
             self._told.add(str(error))
             logger.error(text, error)

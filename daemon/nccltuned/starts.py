@@ -1,19 +1,19 @@
-"""Follows servers from their start until they are ready or dead, and says which of it it was."""
+"""Follows servers from their start until they are ready or dead, and tells which of it it was."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccltune.inject.decision import command_digest
 from nccltune.inject.marker import MARKER, parse_marker
-from nccltune.live.failed_starts import Ending, LogReading, Start, before_next_start, read_log
+from nccltune.live.failed_starts import Ending, LogReading, Start
 from nccltune.live.procfs import (
     PROC_ROOT,
+    EnvironReading,
     Process,
     Unreadable,
     is_running,
@@ -23,9 +23,12 @@ from nccltune.live.procfs import (
 )
 from nccltune.live.scanner import is_launch
 from nccltune.live.server_facts import find_record, read_boot_id, read_started_at
-from nccltuned.fronts import fronts_of, has_successor, open_first_log
+from nccltuned.descriptors import has_room
+from nccltuned.followed import Followed
+from nccltuned.fronts import Place, open_first_log, place_of
+from nccltuned.judging import is_ready, read_end, read_journal_of, start_of
 from nccltuned.listening import PortWatch
-from nccltuned.logs import LogEnds, LogFiles, is_invocation, is_journal, read_journal
+from nccltuned.logs import NEW_S, LogEnds
 from nccltuned.pending import (
     DEFAULT_PORT,
     Pending,
@@ -33,9 +36,9 @@ from nccltuned.pending import (
     open_end,
     port_given,
     port_in_file,
-    profile_of,
     tokens_of,
 )
+from nccltuned.unit_log import is_invocation, is_journal, read_journal
 from nccltuned.units import is_of_unit
 
 if TYPE_CHECKING:
@@ -44,34 +47,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("nccltuned")
 
-WARM_S = 20.0
-"""A server without a log that can be read is ready when it has listened for so long: the warm-up
-request that follows the first moment takes a few seconds."""
-
-WARM_WITH_LOG_S = 400.0
-"""Where the log will tell how it ended, a hang in the warm-up has so long to show: SGLang's own
-watchdog ends it after 300 s."""
-
-BLIND_S = 3600.0
-"""A server whose sockets may not be looked at counts as ready after so long."""
-
-NEW_S = 60.0
-"""Up to this age a log that was cut for a start is read from its beginning."""
-
-HUNG_S = 60.0
-"""A log that has stood while ranks connect for so long before the end is that of a hang; sooner,
-somebody may have stopped a healthy start."""
-
 FRONT_WAIT_S = 40.0
 """A program in front that outlives its server has so long for its last words: ``launch`` takes 30 s
 to end what is left of a server."""
 
-READY_WORDS = b"The server is fired up and ready to roll"
-"""Printed after the warm-up; whole logs are read only when a start has failed."""
-
-_ROOT_UID = 0
 MAX_MISSED = 10
 """So many starts that ended unseen are looked up in the journal."""
+
+_ROOT_UID = 0
+_VERIFY = "verify"
 
 Defer = Callable[[Callable[[], object], Callable[[object], None]], None]
 """Runs the first in a child, and hands what it returns to the second; None where it died."""
@@ -80,6 +64,9 @@ Defer = Callable[[Callable[[], object], Callable[[object], None]], None]
 @dataclass(slots=True)
 class StartTracker:
     """All starts of this boot.
+
+    What is handed over is taken up by the next ``step``, which looks at the ends of starts before
+    it opens the log of any new one: both may write into the same file.
 
     Attributes:
         is_known: whether the end of a start is on record already.
@@ -96,147 +83,185 @@ class StartTracker:
     clock: Callable[[], float] = time.monotonic
     generation: int = 0
     trusted_uids: frozenset[int] = frozenset({_ROOT_UID})
-    _pending: dict[tuple[int, int], Pending] = field(default_factory=dict)
-    _settled: dict[tuple[int, int], Process] = field(default_factory=dict)
+    _followed: Followed = field(default_factory=Followed)
     _records: Sequence[LaunchRecord] = ()
+    _new_records: list[LaunchRecord] = field(default_factory=list)
+    _new_servers: Sequence[Server] = ()
     _log_ends: LogEnds = field(default_factory=LogEnds)
     _boot_id: str = ""
+    _is_crowded: bool = False
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a start is going on, so that looking often is worth it."""
-        return bool(self._pending)
+        """Whether a start is going on, so that looking often is worth it.
+
+        A command that has not become SGLang for a while may be any program.
+        """
+        now_s = self.clock()
+        return any(
+            is_launch(each.process.argv) or each.age_s + now_s - each.seen_at_s < NEW_S
+            for each in self._followed.pending.values()
+        )
 
     def descriptors(self) -> tuple[int, ...]:
         """Return what to poll for reading: an end is looked at before anything follows it."""
-        return tuple(each.descriptor for each in self._pending.values() if each.descriptor >= 0)
+        return tuple(
+            each.descriptor for each in self._followed.pending.values() if each.descriptor >= 0
+        )
 
-    def take_records(self, records: Sequence[LaunchRecord], *, is_first: bool) -> None:
-        """Learn of launches, and begin to follow those whose process is there.
-
-        Args:
-            records: all that are kept, the newest last.
-            is_first: nothing was followed before, so that starts may have been missed.
-        """
-        self.step()  # where one has ended is known before the next one's log is opened
+    def take_records(self, records: Sequence[LaunchRecord]) -> None:
+        """Learn of launches: all that are kept, the newest last."""
         self._boot_id = self._boot_id or read_boot_id(self.root)
-        known = {self._record_key(record) for record in self._records}
+        known = {_record_key(record) for record in self._records}
         self._records = [record for record in records if record.boot_id == self._boot_id]
-        missed = []
-        for record in self._records:
+        new = (record for record in self._records if _record_key(record) not in known)
+        self._new_records += new
+
+    def take_servers(self, servers: Iterable[Server]) -> None:
+        """Learn which servers there are, whoever started them."""
+        self._new_servers = tuple(servers)
+
+    def step(self) -> None:
+        """Look at every start that is going on, then begin to follow what is new.
+
+        Raises:
+            OSError: there are no descriptors left; nothing is lost, and it can be tried again.
+        """
+        self._boot_id = self._boot_id or read_boot_id(self.root)
+        self._followed.drop_ended(self.root)
+        starts = list(self._followed.pending.values())
+        for pending, process in [(each, self._look(each)) for each in starts]:
+            if process is not None:
+                self._follow(process, pending)
+        for server in self._new_servers:
+            if server.root is not None and server.is_launch:
+                self._follow(server.root)
+        self._new_servers = ()
+        self._follow_records()
+
+    def close(self) -> None:
+        """Let go of every log."""
+        for pending in list(self._followed.pending.values()):
+            self._followed.forget(pending)
+
+    def _look(self, pending: Pending) -> Process | None:
+        """See what has become of a start; returns the process where that is SGLang only now."""
+        process = read_process(pending.process.pid, self.root)
+        if process is None or process.key != pending.process.key:
+            self._look_at_dead(pending)
+        elif is_launch(process.argv) and not is_launch(pending.process.argv):
+            return process
+        else:
+            self._look_at_living(pending)
+        return None
+
+    def _look_at_living(self, pending: Pending) -> None:
+        # Of a process that is gone, procfs no longer tells which record is its own.
+        pending.record = pending.record or self._record_of(pending.place)
+        if _is_of_verify(pending.place, pending.record):
+            self._followed.settle(pending.place)
+        elif is_ready(pending, self.clock()):
+            self._log_ends.note(pending.logs)
+            self._followed.settle(pending.place)
+            self._end(pending, LogReading(Ending.READY))
+
+    def _look_at_dead(self, pending: Pending) -> None:
+        if pending.died_at_s is None:
+            pending.has_died(self.clock())
+            self._log_ends.note(pending.logs)
+        # The program in front may still have to tell how it ended.
+        is_late = self.clock() - (pending.died_at_s or 0.0) >= FRONT_WAIT_S
+        if pending.front is None or is_late or not is_running(pending.front, self.root):
+            self._died(pending)
+
+    def _follow_records(self) -> None:
+        missed, later = [], []
+        for record in self._new_records:
             process = read_process(record.pid, self.root)
-            if process is not None and process.started_ticks == record.started_ticks:
-                self._follow(process)
-            elif is_first or self._record_key(record) not in known:
+            if process is None or process.started_ticks != record.started_ticks:
                 missed.append(record)
+            elif not self._follow(process):
+                later.append(record)
+        self._new_records = later
         for record in missed[-MAX_MISSED:]:
             _tell_missed(record.pid)
             self._look_up(record)
 
-    def take_servers(self, servers: Iterable[Server]) -> None:
-        """Begin to follow servers that were not seen before, whoever started them."""
-        self.step()  # as above
-        for server in servers:
-            if server.root is not None and server.is_launch:
-                self._follow(server.root)
+    def _follow(self, process: Process, earlier: Pending | None = None) -> bool:
+        """Begin to follow a start, where that is not done yet; False where it cannot be done now.
 
-    def step(self) -> None:
-        """Look at every start that is going on."""
-        for key, pending in list(self._pending.items()):
-            process = read_process(pending.process.pid, self.root)
-            if process is None or process.started_ticks != pending.process.started_ticks:
-                if pending.died_at_s is None:
-                    pending.has_died(self.clock())
-                if not self._has_more_to_say(pending):
-                    del self._pending[key]
-                    self._died(pending)
-            elif is_launch(process.argv) and not is_launch(pending.process.argv):
-                # It has become SGLang by exec: port, mark and log may be others.
-                del self._pending[key]
-                self._follow(process)
-                if (anew := self._pending.get(key)) is not None:
-                    anew.logs.go_on_from(pending.logs)
-                pending.let_go()
-            else:
-                self._look_at(key, pending)
-        for key, process in list(self._settled.items()):
-            if not is_running(process, self.root):
-                del self._settled[key]
-
-    def _look_at(self, key: tuple[int, int], pending: Pending) -> None:
-        """See whether a server that lives is ready."""
-        glance = pending.logs.look(READY_WORDS)
-        if glance.has_moved:
-            pending.log_moved_at_s = self.clock()
-        # Of a process that is gone, procfs no longer tells which record is its own.
-        pending.record = pending.record or self._record_of(pending)
-        if self._is_ready(pending, has_said_ready=glance.has_words):
-            del self._pending[key]
-            self._settled[key] = pending.process
-            self._end(pending, LogReading(Ending.READY))
-
-    def _has_more_to_say(self, pending: Pending) -> bool:
-        """Whether the program in front of a dead server still has to tell how that ended."""
-        if pending.front is None or pending.died_at_s is None:
+        Args:
+            process: the server, or what will start it or become it.
+            earlier: what it is followed as, now that it has become SGLang by exec: port, mark and
+                log may be others.
+        """
+        if earlier is None and self._followed.has(process):
+            return True
+        place = place_of(process, self.root)
+        record = self._record_of(place)
+        is_known = self.is_known((self._boot_id, *process.key))
+        if is_known or _is_of_verify(place, record) or self._followed.has_below(process):
+            self._followed.settle(place)
+            self._followed.settle_above(place)
+            return True
+        if not self._has_room():
             return False
-        is_late = self.clock() - pending.died_at_s >= FRONT_WAIT_S
-        return not is_late and is_running(pending.front, self.root)
-
-    def close(self) -> None:
-        """Let go of every log."""
-        for pending in self._pending.values():
-            pending.let_go()
-        self._pending.clear()
-
-    @staticmethod
-    def _record_key(record: LaunchRecord) -> tuple[str, int, int]:
-        return record.boot_id, record.pid, record.started_ticks
-
-    def _follow(self, process: Process) -> None:
-        key = (process.pid, process.started_ticks)
-        if key in self._pending or key in self._settled:
-            return
-        if self.is_known((self._boot_id, *key)):
-            self._settled[key] = process
-            return
-        others = (front for pending in self._pending.values() for front in pending.fronts)
-        if any(key == (front.pid, front.started_ticks) for front in others):
-            self._settled[key] = process  # what it is in front of is followed already
-            return
         reading = read_environ(process, self.root)
         if reading.problem == Unreadable.GONE:
-            return  # without its mark it would be taken for a start without a profile
+            return False  # without its mark it would be taken for a start without a profile
+        self._followed.settle_above(place)
+        pending = self._begin(place, record, reading)
+        if earlier is not None:
+            pending.logs.go_on_from(earlier.logs)
+            earlier.let_go()
+        self._followed.add(pending)
+        self._look_at_living(pending)
+        return True
+
+    def _begin(self, place: Place, record: LaunchRecord | None, reading: EnvironReading) -> Pending:
         environ = reading.values or {}
-        age_s = age_of_s(process)
-        fronts = fronts_of(process, self.root)
-        logs, writer = open_first_log(
-            (process, *fronts), is_new=age_s < NEW_S, root=self.root, ends=self._log_ends
-        )
         pending = Pending(
-            process=process,
+            place=place,
             seen_at_s=self.clock(),
-            age_s=age_s,
-            logs=logs,
+            age_s=age_of_s(place.process),
             port_watch=PortWatch(self.root, self.clock),
-            fronts=fronts,
-            front=writer,
             log_moved_at_s=self.clock(),
             marker=parse_marker(environ.get(MARKER)),
-            descriptor=open_end(process.pid) if self.root == PROC_ROOT else -1,
-            port=port_given(process),
-            uid=user_of(process.pid, self.root),
+            is_environ_known=reading.values is not None,
+            record=record,
+            port=port_given(place.process),
+            uid=user_of(place.process.pid, self.root),
             generation=self.generation,
         )
+        self._open_log(pending, environ)
+        if self.root == PROC_ROOT:
+            pending.descriptor = open_end(place.process.pid)
+        self._ask_more(pending, environ.get("INVOCATION_ID", ""))
+        return pending
+
+    def _has_room(self) -> bool:
+        is_crowded = not has_room()
+        if is_crowded and not self._is_crowded:
+            logger.warning("more servers start at once than there are descriptors to follow them")
+        self._is_crowded = is_crowded
+        return not is_crowded
+
+    def _open_log(self, pending: Pending, environ: Mapping[str, str]) -> None:
+        """Open the log of a new start, which an earlier one or another server may write as well."""
+        place = pending.place
+        for earlier in self._followed.succeeded_by(place):
+            earlier.is_succeeded = True  # no word of it is to come
+            self._died(earlier)
+        pending.logs, pending.front = open_first_log(
+            place, age_s=pending.age_s, root=self.root, ends=self._log_ends
+        )
         invocation_id = environ.get("INVOCATION_ID", "")
-        for each in (process, *fronts) if is_invocation(invocation_id) else ():
+        for each in place.writers if is_invocation(invocation_id) else ():
             if is_journal(each.pid, environ, self.root):
                 pending.invocation_id = invocation_id
-                pending.front = pending.front or (None if each is process else each)
+                pending.front = pending.front or (None if each is place.process else each)
                 break
-        for each in fronts:
-            self._take_place_of(each)
-        self._pending[key] = pending
-        self._ask_more(pending, invocation_id)
+        self._followed.part_logs(pending)
 
     def _ask_more(self, pending: Pending, invocation_id: str) -> None:
         """Find out in a child what takes reading other people's files, or asking systemd."""
@@ -253,114 +278,66 @@ class StartTracker:
         if pending.uid != _ROOT_UID and is_invocation(invocation_id):
             self.defer(lambda: is_of_unit(process.pid, invocation_id, self.root), take_word)
 
-    def _take_place_of(self, front: Process) -> None:
-        """Follow no program in front of a server beside it: ``timeout 60 sglang`` is one start."""
-        key = (front.pid, front.started_ticks)
-        if (other := self._pending.pop(key, None)) is not None:
-            other.let_go()
-            self._settled[key] = front
-
-    def _record_of(self, pending: Pending) -> LaunchRecord | None:
+    def _record_of(self, place: Place) -> LaunchRecord | None:
         """Return the record of a start, be it that of a program in front of it."""
-        for each in (pending.process, *pending.fronts):
+        for each in place.writers:
             if (record := find_record(each, self._records, self.root)) is not None:
                 return record
         return None
 
-    def _is_ready(self, pending: Pending, *, has_said_ready: bool) -> bool:
-        now_s = self.clock()
-        process = pending.process
-        if pending.port is None:
-            return False
-        answer = pending.port_watch.is_listening(process.pid, pending.port)
-        if answer is None:
-            return pending.age_s + now_s - pending.seen_at_s > BLIND_S
-        if not answer:
-            pending.listening_since_s = None
-            return False
-        if pending.listening_since_s is None:
-            # Whoever was seen for the first time when it was old has listened for long.
-            pending.listening_since_s = now_s - (pending.age_s if pending.age_s > NEW_S else 0.0)
-        if has_said_ready:
-            return True
-        listened_s = now_s - pending.listening_since_s
-        return listened_s >= (WARM_WITH_LOG_S if pending.has_log else WARM_S)
-
     def _died(self, pending: Pending) -> None:
-        if not tokens_of(pending.process.argv):
-            _tell_missed(pending.process.pid)  # as SGLang, if it ever became that
-            pending.let_go()
+        pending.record = pending.record or self._record_of(pending.place)
+        process = pending.process
+        if not tokens_of(process.argv) or _is_of_verify(pending.place, pending.record):
+            _tell_missed(process.pid)  # as SGLang, if it ever became that
+            self._followed.forget(pending)
             return
-        now_s = pending.died_at_s or self.clock()
-        is_sure = pending.logs.is_seen and now_s - pending.log_moved_at_s >= HUNG_S
-        text = pending.logs.read() or pending.text
-        # What follows a second one's arguments is not read anyway.
-        if text and not pending.logs.has_args and has_successor(pending, self.root):
-            text = before_next_start(text)
-        if text:
-            self._end(pending, read_log(text, is_sure=is_sure))
-        elif pending.invocation_id:
-            self._read_journal(pending, pending.invocation_id, read_started_at(pending.process))
+        reading = read_end(pending, self.root)
+        if reading is not None:
+            self._end(pending, reading)
         else:
-            self._end(pending, LogReading(Ending.UNKNOWN))
+            del self._followed.pending[process.key]
+            until = pending.died_at(self.clock()) if pending.is_succeeded else ""
+            self._read_journal(pending, read_started_at(process), until)
 
     def _look_up(self, record: LaunchRecord) -> None:
         """Ask the journal about a start that nobody saw; without its word nothing is assumed."""
-        if self.is_known(self._record_key(record)) or not is_invocation(record.invocation_id):
+        place = Place(Process(record.pid, 0, record.started_ticks, 0, ()))
+        is_known = self.is_known(_record_key(record))
+        if is_known or _is_of_verify(place, record) or not is_invocation(record.invocation_id):
             return
-        process = Process(record.pid, 0, record.started_ticks, 0, ())
-        pending = Pending(process, self.clock(), 0.0, LogFiles(), PortWatch(), record=record)
-        pending.uid, pending.is_missed = record.uid, True
-        self._read_journal(pending, record.invocation_id, record.launched_at)
+        pending = Pending(place, self.clock(), 0.0, PortWatch(), record=record)
+        pending.invocation_id, pending.uid = record.invocation_id, record.uid
+        pending.is_missed = True
+        same = (record.invocation_id, record.uid)
+        ends = (
+            each.launched_at
+            for each in self._records
+            if (each.invocation_id, each.uid) == same and each.launched_at > record.launched_at
+        )
+        self._read_journal(pending, record.launched_at, next(ends, ""))
 
-    def _read_journal(self, pending: Pending, invocation_id: str, since: str) -> None:
+    def _read_journal(self, pending: Pending, since: str, until: str) -> None:
         def done(text: object) -> None:
-            reading = LogReading(Ending.UNKNOWN)
-            if isinstance(text, str) and text:
-                reading = read_log(text, is_sure=False)
+            reading = read_journal_of(pending, text if isinstance(text, str) else "")
             if not pending.is_missed or reading.ending is not Ending.UNKNOWN:
                 self._end(pending, reading)
 
-        self.defer(lambda: read_journal(invocation_id, since), done)
-
-    def _is_trusted(self, pending: Pending) -> bool:
-        """Whether what became of it says something about the profile, as far as is seen here."""
-        process = pending.process
-        record = pending.record or self._record_of(pending)
-        pids = {process.pid, *(front.pid for front in pending.fronts)}
-        # In a container anybody can choose a number, so that another's record fits.
-        if record is not None and record.uid is None and record.pid in pids:
-            return True  # written by who may write the store
-        return pending.is_of_unit or pending.uid in self.trusted_uids
+        self.defer(lambda: read_journal(pending.invocation_id, since, until), done)
 
     def _end(self, pending: Pending, reading: LogReading) -> None:
         """Tell how a start ended."""
-        is_unclear = reading.ending in (Ending.UNKNOWN, Ending.STOPPED)
-        since_s = pending.listening_since_s
-        ended_s = pending.died_at_s or self.clock()
-        if is_unclear and since_s is not None and ended_s - since_s >= WARM_S:
-            reading = LogReading(Ending.READY)
-        self._log_ends.note(pending.logs)
-        pending.let_go()
-        process = pending.process
-        record = pending.record or self._record_of(pending)
-        digest, name = profile_of(record, pending.marker)
-        self.on_end(
-            Start(
-                boot_id=self._boot_id,
-                pid=process.pid,
-                started_ticks=process.started_ticks,
-                launched_at=record.launched_at if record else read_started_at(process),
-                command_digest=record.command_digest if record else command_digest(process.argv),
-                profile_name=name,
-                digest=digest,
-                ending=reading.ending,
-                detail=reading.detail,
-                uid=pending.uid,
-                is_trusted=self._is_trusted(pending),
-                generation=(record.generation if record else 0) or pending.generation,
-            )
-        )
+        self._followed.forget(pending)
+        self.on_end(start_of(pending, reading, self._boot_id, self.trusted_uids))
+
+
+def _record_key(record: LaunchRecord) -> tuple[str, int, int]:
+    return record.boot_id, record.pid, record.started_ticks
+
+
+def _is_of_verify(place: Place, record: LaunchRecord | None) -> bool:
+    """Whether ``nccltune verify`` has started it, which judges its servers itself."""
+    return place.is_of_verify or (record is not None and record.route == _VERIFY)
 
 
 def _tell_missed(pid: int) -> None:

@@ -14,7 +14,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from nccltune.sglang.failures import FailureKind, FailureWatch, is_nccl_stall
-from nccltune.sglang.log_stages import STAGE_WORDS, LogReader, Mark, Stage
+from nccltune.sglang.log_stages import BANNER, STAGE_WORDS, LogReader, Mark, Stage
 
 
 class Ending(StrEnum):
@@ -32,12 +32,18 @@ class Ending(StrEnum):
     """Somebody stopped it."""
     FAILED = "failed"
     """It died of something that NCCL may or may not be behind."""
+    ENDED = "ended"
+    """It ended, and its log, which is known to be whole, tells of no failure: somebody ended it, or
+    the kernel did when memory ended."""
     UNKNOWN = "unknown"
-    """It ended before it was ready, and nothing of its log could be read."""
+    """It ended before it was ready, and its log could not be read, or not all of it."""
 
 
 _UNCLEAR = frozenset({Ending.FAILED, Ending.UNKNOWN})
 _FAILURES = _UNCLEAR | {Ending.NCCL}
+_SURE_FAILURES = frozenset({Ending.FAILED, Ending.NCCL})
+UNKNOWN_DIGEST = "?"
+"""Stands for whatever a start was under, be it no profile, where its mark cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class Start:
         launched_at: ISO 8601, UTC.
         command_digest: equal for the same command.
         profile_name: of the profile that it was started under; None for none.
-        digest: of that profile's settings; None for none.
+        digest: of that profile's settings; None for none, UNKNOWN_DIGEST where that is not known.
         detail: the telling line of its log.
         is_spent: a roll-back has been decided with it.
         uid: of its user; None where that is not known.
@@ -85,8 +91,8 @@ def failures_against(
 
     Starts that are not to be trusted speak neither for it nor against it. A start that came up
     under the profile clears what the same command did before. A failure in NCCL does not count
-    where the command fails without the profile as well; an unclear one only counts where the
-    command starts without it.
+    where the command is known to fail without the profile as well; an unclear one only counts where
+    the command starts without it.
 
     Args:
         starts: in the order in which they ended.
@@ -130,7 +136,7 @@ def _is_earlier(start: Start, activated_at: str, generation: int) -> bool:
 
 def _speaks_against(ending: Ending, bare: Ending | None) -> bool:
     if ending is Ending.NCCL:
-        return bare not in _FAILURES
+        return bare not in _SURE_FAILURES
     return ending in _UNCLEAR and bare is Ending.READY
 
 
@@ -141,7 +147,7 @@ def _bare_ending(starts: Iterable[Start], command_digest: str) -> Ending | None:
         for start in starts
         if start.digest is None
         and start.command_digest == command_digest
-        and start.ending in (*_FAILURES, Ending.READY)
+        and start.ending in (*_SURE_FAILURES, Ending.READY)
     ]
     return endings[-1] if endings else None
 
@@ -156,7 +162,11 @@ def is_before(moment: str, other: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LogReading:
-    """What a log says about the end of a start; ``detail`` is its telling line."""
+    """What a log says about the end of a start; ``detail`` is its telling line.
+
+    A log that says nothing of a failure reads ``ENDED``: whoever has read it knows whether it was
+    all that there is to read.
+    """
 
     ending: Ending
     detail: str = ""
@@ -169,23 +179,29 @@ _ENDINGS = {
     FailureKind.MEMORY: Ending.MEMORY,
     FailureKind.KILLED: Ending.MEMORY,
     FailureKind.NCCL: Ending.NCCL,
-    FailureKind.UNKNOWN: Ending.UNKNOWN,
+    FailureKind.UNKNOWN: Ending.ENDED,
 }
 _STOPPED = re.compile(r"SIGTERM received|KeyboardInterrupt|^nccltune: .*\bstopped by SIG")
-SERVER_ARGS = "server_args="
-"""What a server prints once, at its beginning."""
+_BANNER = re.compile(BANNER, re.MULTILINE)
 _NCCL_STAGES = "|".join(re.escape(STAGE_WORDS[each]) for each in Stage if is_nccl_stall(each))
 _STALLED = re.compile(rf"^nccltune: .*\bstalled in (?:{_NCCL_STAGES})")
+_TOOK_TOO_LONG = re.compile(r"^nccltune: .*\b(?:stalled in|not ready after) ")
 
 
 def before_next_start(text: str) -> str:
     """Leave out what a later start has written into the same file; empty where that is all."""
-    before, mark, _after = text.rpartition(SERVER_ARGS)
-    return before if mark else text
+    begins = [found.start() for found in _BANNER.finditer(text)]
+    return text[: begins[-1]] if begins else text
+
+
+def _of_one_start(text: str) -> str:
+    """Leave out last words of an earlier server, and what the next one writes."""
+    begins = [found.start() for found in _BANNER.finditer(text)]
+    return text[begins[0] : begins[1] if len(begins) > 1 else None] if begins else text
 
 
 def read_log(text: str, *, is_sure: bool = True) -> LogReading:
-    """Say how a start ended from the log of that start alone.
+    """Say how a start ended from its log: from its arguments on, up to those of the next.
 
     Args:
         text: the log.
@@ -194,19 +210,17 @@ def read_log(text: str, *, is_sure: bool = True) -> LogReading:
     """
     watch = FailureWatch()
     ranks_in_init: set[str] = set()
-    is_begun = False
     reader = LogReader()
-    for line in (*reader.feed(text.encode()), *reader.finish()):
+    for line in (*reader.feed(_of_one_start(text).encode()), *reader.finish()):
         if line.event is not None and line.event.stage is Stage.READY:
             return LogReading(Ending.READY, _shown(line.text))
-        if line.event is not None and line.event.stage is Stage.SERVER_ARGS:
-            if is_begun:
-                break  # the next start writes into the same file
-            is_begun = True
         if _STALLED.search(line.text):
             return LogReading(Ending.NCCL, _shown(line.text))
-        if _STOPPED.search(line.text) and watch.explain().kind is FailureKind.UNKNOWN:
-            return LogReading(Ending.STOPPED, _shown(line.text))
+        if watch.explain().kind is FailureKind.UNKNOWN:
+            if _TOOK_TOO_LONG.search(line.text):
+                return LogReading(Ending.FAILED, _shown(line.text))
+            if _STOPPED.search(line.text):
+                return LogReading(Ending.STOPPED, _shown(line.text))
         if line.event is not None and line.event.stage is Stage.INIT_PARALLEL:
             # Begun twice where there is a draft model, and ended as often.
             change = ranks_in_init.add if line.event.mark is Mark.BEGIN else ranks_in_init.discard

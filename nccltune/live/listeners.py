@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
-from nccltune.live.procfs import PROC_ROOT, read_stat
+from nccltune.live.procfs import PROC_ROOT, is_exhausted, read_stat
 
 ANY_ADDRESS = {4: ip_address("0.0.0.0"), 6: ip_address("::")}  # noqa: S104 - compared with
 _LISTEN = "0A"
@@ -98,7 +98,9 @@ def _listeners(net: Path, port: int) -> Iterator[tuple[IPv4Address | IPv6Address
         try:
             with (net / name).open(encoding="ascii") as table:
                 text = table.read(_MAX_TABLE_BYTES)
-        except OSError:
+        except OSError as error:
+            if is_exhausted(error):
+                raise
             continue
         for line in text.splitlines()[1:]:
             fields = line.split()

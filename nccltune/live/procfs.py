@@ -1,10 +1,12 @@
 """Processes as procfs shows them: command line, user, and their real environment.
 
 Nothing here changes a process. What one may not look at is said to be unreadable, never guessed.
+Where descriptors have run out nothing can be said of any process, and the OSError goes through.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Mapping
@@ -56,6 +58,11 @@ class Process:
     is_fork: bool = False
 
     @property
+    def key(self) -> tuple[int, int]:
+        """What names it as long as the host is up."""
+        return self.pid, self.started_ticks
+
+    @property
     def title(self) -> str:
         """The title that it gave itself, else its first word."""
         return self.argv[0] if self.argv else ""
@@ -71,6 +78,11 @@ class EnvironReading:
 
     values: Mapping[str, str] | None
     problem: str = ""
+
+
+def is_exhausted(error: OSError) -> bool:
+    """Tell whether descriptors have run out, which says nothing of what was looked at."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def read_process(pid: int, root: Path = PROC_ROOT) -> Process | None:
@@ -134,7 +146,7 @@ def user_of(pid: int, root: Path = PROC_ROOT) -> int | None:
 def is_running(process: Process, root: Path = PROC_ROOT) -> bool:
     """Tell whether this very process is still there, and no later one of the same number."""
     found = read_process(process.pid, root)
-    return found is not None and found.started_ticks == process.started_ticks
+    return found is not None and found.key == process.key
 
 
 def read_environ(process: Process, root: Path = PROC_ROOT) -> EnvironReading:
@@ -150,7 +162,9 @@ def read_environ(process: Process, root: Path = PROC_ROOT) -> EnvironReading:
             content = _begin_of(path)
     except PermissionError:
         return EnvironReading(None, Unreadable.FORBIDDEN)
-    except OSError:
+    except OSError as error:
+        if is_exhausted(error):
+            raise
         return EnvironReading(None, Unreadable.GONE)
     if len(content) > _MAX_READ_BYTES:
         return EnvironReading(None, Unreadable.LARGE)
@@ -213,7 +227,9 @@ def _read(pid: int, name: str, root: Path, limit_bytes: int = _MAX_READ_BYTES) -
     """
     try:
         descriptor = os.open(f"{root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        if is_exhausted(error):
+            raise
         return None
     try:
         content = b""

@@ -26,6 +26,7 @@ from nccltune.live.procfs import (
     PROC_ROOT,
     EnvironReading,
     Process,
+    is_exhausted,
     read_environ,
     read_status,
     started_at_s,
@@ -183,7 +184,9 @@ def read_boot_id(root: Path = PROC_ROOT) -> str:
     """Return what names this boot of the host; empty where it is hidden."""
     try:
         return (root / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
+    except OSError as error:
+        if is_exhausted(error):
+            raise
         return ""
 
 

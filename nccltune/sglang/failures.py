@@ -106,7 +106,10 @@ _PATTERNS: Mapping[FailureKind, str] = {
     FailureKind.WARM_UP: r"Initialization failed\. warmup error",
     FailureKind.WATCHDOG: r"\bwatchdog timeout\b|Health check failed",
     FailureKind.KILLED: r"exit code:? -9\b",
-    FailureKind.CHILD: r"scheduler died during initialization|crashed with exit code",
+    FailureKind.CHILD: (
+        r"scheduler died during initialization|crashed with exit code|"
+        r"Segmentation fault|\(core dumped\)"  # what a shell says
+    ),
     FailureKind.EXCEPTION: (
         r"^(?!SystemExit|EOFError)(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Timeout)(?::|$)"
     ),

@@ -98,6 +98,13 @@ class LogLine:
     event: StageEvent | None
 
 
+SERVER_ARGS = "server_args=ServerArgs("
+"""How a server begins the list of its arguments, which it prints once, before its ranks start."""
+
+BANNER = rf"(?:^|\[[^\[\]\n]{{1,64}}\] ){re.escape(SERVER_ARGS)}"
+"""The place of these words in a whole log, for ``re.MULTILINE``: where a line begins, or behind
+its time. Source lines of a traceback hold ``server_args=`` too."""
+
 _HEAD = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?((?: [A-Z_]+\d+)*)\] ?")
 _BREAK = re.compile(rb"[\r\n]")
 _BAR = re.compile(r"(\d{1,3})%(?: Completed)? ?\|(?:[^|]*\|)? ?(\d[\d.]*\w?)/(\d[\d.]*\w?) \[")
@@ -185,7 +192,7 @@ def read_event(text: str) -> StageEvent | None:
     >>> str(read_event("Init torch distributed begin.").stage)
     'init_parallel'
     """
-    if text.startswith("server_args="):
+    if text.startswith(SERVER_ARGS):
         return StageEvent(Stage.SERVER_ARGS, Mark.BEGIN)
     if found := _INIT.match(text):
         return StageEvent(Stage.INIT_PARALLEL, _mark(found[1]))

@@ -316,7 +316,8 @@ def test_service_rolls_back_for_a_crash_that_the_command_has_under_the_profile_a
     with running_daemon(tmp_path) as daemon:
         fail(tmp_path, daemon, run_command(port=port), times=3, **wishes)
         assert read_active().name == "mine"
-        with started(tmp_path, serve_command(port=port), wishes) as process:
+        # By hand, hence nothing tells of it: it must be seen before it says that it is ready.
+        with started(tmp_path, serve_command(port=port), {**wishes, "stage_s": "0.5"}) as process:
             wait_until_up(port, process)
             wait_for(lambda: f"start succeeded: pid={process.pid}" in daemon.log(), "it is up")
         wait_for(lambda: read_active().name == "older", "the profile is rolled back")

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from nccltune.live.failed_starts import (
+    UNKNOWN_DIGEST,
     Ending,
     Start,
+    before_next_start,
     failures_against,
     read_log,
     uncounted_failures,
@@ -48,7 +50,8 @@ def test_three_starts_that_die_in_nccl_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "ending", [Ending.PORT, Ending.MEMORY, Ending.STOPPED, Ending.USAGE, Ending.READY]
+    "ending",
+    [Ending.PORT, Ending.MEMORY, Ending.STOPPED, Ending.USAGE, Ending.ENDED, Ending.READY],
 )
 def test_three_starts_that_end_otherwise_do_not_count(ending: Ending) -> None:
     bare_success = (Ending.READY, None)
@@ -56,7 +59,7 @@ def test_three_starts_that_end_otherwise_do_not_count(ending: Ending) -> None:
     assert count(starts(bare_success, ending, ending, ending)) == 0
 
 
-@pytest.mark.parametrize("bare", [Ending.NCCL, Ending.FAILED, Ending.UNKNOWN])
+@pytest.mark.parametrize("bare", [Ending.NCCL, Ending.FAILED])
 def test_deaths_in_nccl_of_a_command_that_dies_without_the_profile_too_do_not_count(
     bare: Ending,
 ) -> None:
@@ -64,9 +67,21 @@ def test_deaths_in_nccl_of_a_command_that_dies_without_the_profile_too_do_not_co
     assert count(starts(Ending.NCCL, Ending.NCCL, Ending.NCCL, (bare, None))) == 0
 
 
-@pytest.mark.parametrize("bare", [Ending.PORT, Ending.MEMORY, Ending.STOPPED, Ending.USAGE])
+NEUTRAL = [Ending.PORT, Ending.MEMORY, Ending.STOPPED, Ending.USAGE, Ending.ENDED]
+
+
+@pytest.mark.parametrize("bare", [*NEUTRAL, Ending.UNKNOWN])
 def test_deaths_without_the_profile_that_tell_nothing_excuse_nothing(bare: Ending) -> None:
     assert count(starts((bare, None), Ending.NCCL, Ending.NCCL)) == 2
+    assert count(starts((Ending.READY, None), (bare, None), Ending.FAILED)) == 1
+
+
+def test_start_under_nobody_knows_what_speaks_neither_for_the_profile_nor_against_it() -> None:
+    unknown = UNKNOWN_DIGEST
+
+    assert count(starts((Ending.NCCL, unknown), Ending.NCCL, Ending.NCCL)) == 2
+    assert count(starts((Ending.READY, unknown), Ending.FAILED)) == 0
+    assert count(starts(Ending.NCCL, (Ending.READY, unknown), (Ending.NCCL, unknown))) == 1
 
 
 def test_deaths_of_another_command_without_the_profile_excuse_nothing() -> None:
@@ -154,7 +169,7 @@ def test_read_log_of_a_real_server_that_came_up_is_ready(name: str) -> None:
 def test_read_log_of_a_real_server_before_its_warm_up_is_not_ready() -> None:
     text = (LOGS / "tp2.log").read_text(encoding="utf-8").partition("The server is fired up")[0]
 
-    assert read_log(text).ending is Ending.UNKNOWN
+    assert read_log(text).ending is Ending.ENDED
 
 
 BEGIN = "[2026-11-29 13:41:40 TP0] Init torch distributed begin.\n"
@@ -196,8 +211,8 @@ DIED = (
             Ending.PORT,
         ),
         (f"{BEGIN}", Ending.NCCL),
-        (f"{BEGIN}{END}", Ending.UNKNOWN),
-        (f"{BEGIN}{END}{BEGIN}{END}", Ending.UNKNOWN),
+        (f"{BEGIN}{END}", Ending.ENDED),
+        (f"{BEGIN}{END}{BEGIN}{END}", Ending.ENDED),
         (
             "Fatal Python error: Segmentation fault\n\nCurrent thread 0x01 (most recent call first)"
             ':\n  File "sglang/srt/distributed/device_communicators/pynccl.py", line 100\n',
@@ -222,11 +237,16 @@ DIED = (
         ),
         (
             "nccltune: stalled in loading weights: no progress for 630 s\n",
-            Ending.UNKNOWN,
+            Ending.FAILED,
         ),
+        (
+            "nccltune: not ready after 3600 s (--ready-timeout-s 3600), in loading weights\n",
+            Ending.FAILED,
+        ),
+        ("./serve.sh: line 3:  4711 Segmentation fault      (core dumped) sglang\n", Ending.FAILED),
         ("nccltune: stopped by SIGTERM; the server ended (SIGKILL)\n", Ending.STOPPED),
-        ("", Ending.UNKNOWN),
-        ("Port 30000 is already in use, trying port 30001\n", Ending.UNKNOWN),
+        ("", Ending.ENDED),
+        ("Port 30000 is already in use, trying port 30001\n", Ending.ENDED),
     ],
     ids=[
         "pynccl",
@@ -249,6 +269,8 @@ DIED = (
         "usage",
         "stall_in_capture",
         "stall_in_weights",
+        "not_ready",
+        "crash_that_a_shell_tells",
         "stopped_launch",
         "nothing",
         "port_moved",
@@ -258,12 +280,48 @@ def test_read_log_names_the_end(text: str, ending: Ending) -> None:
     assert read_log(text).ending is ending
 
 
-def test_read_log_ends_where_the_next_start_begins_in_the_same_file() -> None:
-    first = "[2026-11-29 13:41:32] server_args=ServerArgs(port=1)\n"
+ARGS = "[2026-11-29 13:41:32] server_args=ServerArgs(port=1)\n"
+ABORTED = "[rank1]: torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1\n"
+SOURCE_LINES = [
+    "    self.tp_worker = TpModelWorker(server_args=server_args, gpu_id=gpu_id)\n",
+    "    _launch_subprocesses(server_args=server_args)\n",
+    "        server_args=server_args,\n",
+    "    check(server_args=ServerArgs(port=1))\n",
+]
 
-    reading = read_log(f"{first}{BEGIN}{END}{first}{BEGIN}{HEAD}RuntimeError: NCCL error: x\n")
 
-    assert reading.ending is Ending.UNKNOWN
+@pytest.mark.parametrize(
+    ("text", "ending"),
+    [
+        (f"{ARGS}{BEGIN}{END}{ARGS}{BEGIN}{HEAD}{ABORTED}", Ending.ENDED),
+        (f"{ABORTED}{ARGS}{BEGIN}{END}{HEAD}ValueError: no weights\n", Ending.FAILED),
+        (f"SIGTERM received. signum=None\n{ARGS}{BEGIN}{END}{HEAD}{ABORTED}", Ending.NCCL),
+        (f"{BEGIN}{ARGS}{BEGIN}{END}", Ending.ENDED),
+    ],
+    ids=["next_start", "last_words_before", "stop_before", "hang_before"],
+)
+def test_read_log_takes_one_start_from_its_arguments_to_those_of_the_next(
+    text: str, ending: Ending
+) -> None:
+    assert read_log(text).ending is ending
+
+
+@pytest.mark.parametrize("line", SOURCE_LINES)
+def test_no_source_line_is_taken_for_the_arguments_of_a_start(line: str) -> None:
+    text = f"{ARGS}{BEGIN}{HEAD}torch.OutOfMemoryError: CUDA out of memory\n{line}{ABORTED}"
+
+    assert read_log(text).ending is Ending.MEMORY
+    assert before_next_start(text) == ""
+    assert before_next_start(f"own\n{line}own\n{ARGS}next\n") == f"own\n{line}own\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["", "[2026-11-29 13:41:32] ", "[2026-11-29 13:41:32 TP0] ", "50%| 1/2 [00:01<00:01][x] "],
+)
+def test_arguments_are_found_where_a_line_begins_and_behind_its_time(head: str) -> None:
+    assert "before" in before_next_start(f"before\n{head}server_args=ServerArgs(port=1)\nafter\n")
+    assert "after" not in before_next_start(f"before\n{head}server_args=ServerArgs(a)\nafter\n")
 
 
 def test_read_log_keeps_the_telling_line_short_and_printable() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -49,6 +50,20 @@ def test_is_listening_of_a_process_that_is_gone_is_false(proc: FakeProc) -> None
     assert PortWatch(proc.root).is_listening(4242, 30000) is False
 
 
+def test_is_listening_without_descriptors_is_no_answer(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "too many")
+
+    proc.listen(100, 30000)
+    for target in ("os.scandir", "pathlib.Path.open"):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, refuse)
+            with pytest.raises(OSError, match="too many"):
+                PortWatch(proc.root).is_listening(100, 30000)
+
+
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["ipv4", "ipv6"])
 def test_is_listening_reads_the_real_tables(family: socket.AddressFamily) -> None:
     with socket.socket(family) as listener:
@@ -86,8 +101,10 @@ def test_watch_reads_the_tables_again_for_a_new_socket_alone(
     assert len(reads) == 2
     now_s[0] += 10.0
     watch.is_listening(100, 30000)
-
     assert len(reads) == 3
+    watch.is_listening(100, 30000, is_due=True)  # its log has just said that it is up
+
+    assert len(reads) == 4
 
 
 def test_watch_of_a_process_without_sockets_never_reads_them(

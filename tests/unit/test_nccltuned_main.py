@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from nccltuned.service import Config
 
 
+@pytest.fixture(autouse=True)
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Leave the limits of the tests' own process as they are."""
+    raised: list[str] = []
+    monkeypatch.setattr(program, "raise_limit", lambda: raised.append("raised"))
+    return raised
+
+
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, list[Config]]:
     """Run the program with a service that only remembers what it was told."""
     seen: list[Config] = []
@@ -37,13 +45,14 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, list[Con
 
 
 def test_main_without_options_publishes_in_the_run_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limits: list[str]
 ) -> None:
     monkeypatch.setenv("NCCLTUNE_RUN_DIR", str(tmp_path))
 
     code, [config] = run(monkeypatch)
 
     assert code == 0
+    assert limits == ["raised"]
     assert config.run_folder == tmp_path
     assert config.metrics == f"unix:{tmp_path}/metrics.sock"
     assert config.state_folder == Path(os.environ["NCCLTUNE_HOME"])

@@ -2,105 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from nccltune.inject.decision import command_digest
 from nccltune.inject.marker import MARKER, format_marker
-from nccltune.live.failed_starts import Ending, Start
+from nccltune.live.failed_starts import UNKNOWN_DIGEST, Ending
 from nccltune.live.procfs import EnvironReading, Unreadable
-from nccltune.live.scanner import find_servers
-from nccltune.store import LaunchRecord
-from nccltuned.starts import (
-    BLIND_S,
-    FRONT_WAIT_S,
-    HUNG_S,
-    WARM_S,
-    WARM_WITH_LOG_S,
-    StartTracker,
+from nccltuned.judging import BLIND_S, HUNG_S, WARM_S, WARM_WITH_LOG_S
+from nccltuned.starts import FRONT_WAIT_S
+from tests.support.fake_proc import FakeProc
+from tests.support.followed import (
+    ARGS,
+    ARGV,
+    BEGUN,
+    DIED_IN_NCCL,
+    INVOCATION,
+    OWNER,
+    READY,
+    STRANGER,
+    Host,
+    append,
 )
-from tests.support.fake_proc import BOOT_ID, FakeProc
-
-ARGV = ("python3", "-m", "sglang.launch_server", "--model-path", "/m", "--port", "30123")
-INVOCATION = "0123456789abcdef" * 2
-DIED_IN_NCCL = "Scheduler hit an exception: Traceback\nRuntimeError: NCCL error: invalid usage\n"
-STRANGER, OWNER = 54321, 12345
-ARGS = "[2026-11-29 12:00:09] server_args=ServerArgs(port=30123)\n"
-BEGUN = "[2026-11-29 12:00:12 TP0] Init torch distributed begin.\n"
-READY = "The server is fired up and ready to roll!\n"
-
-
-def append(path: Path, text: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
-
-
-@dataclass
-class Host:
-    """A tracker on made-up processes, with a clock of its own."""
-
-    proc: FakeProc
-    folder: Path
-    ended: list[Start] = field(default_factory=list)
-    journal: dict[str, str | None] = field(default_factory=dict)
-    now_s: float = 1000.0
-
-    def __post_init__(self) -> None:
-        self.tracker = StartTracker(
-            is_known=lambda key: key in {each.key for each in self.ended},
-            on_end=self.ended.append,
-            defer=self._defer,
-            root=self.proc.root,
-            clock=lambda: self.now_s,
-        )
-        # "Just now" for the age of processes.
-        self.ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
-
-    def _defer(self, function: Callable[[], object], done: Callable[[object], None]) -> None:
-        # A port is read from a file; the journal and systemd are not there.
-        is_port = "take_port" in done.__qualname__
-        done(function() if is_port else self.journal.get(INVOCATION))
-
-    def start(
-        self, pid: int = 100, *, environ: dict[str, str] | None = None, age_s: int = 0
-    ) -> None:
-        ticks = self.ticks - age_s * os.sysconf("SC_CLK_TCK")
-        self.proc.add(pid, ARGV, environ=environ, ticks=ticks)
-        self.look()
-
-    def log(self, text: str, pid: int = 100) -> None:
-        path = self.folder / f"{pid}.log"
-        if not path.exists():
-            path.touch()
-            self.proc.write_to(pid, path)
-        append(path, text)
-
-    def look(self) -> None:
-        self.tracker.take_servers(find_servers(self.proc.root))
-        self.tracker.step()
-
-    def record(self, pid: int = 100, **changes: object) -> LaunchRecord:
-        facts: dict[str, object] = {
-            "route": "run",
-            "pid": pid,
-            "started_ticks": self.ticks,
-            "boot_id": BOOT_ID,
-            "launched_at": "2026-11-29T12:00:00.000+00:00",
-            "command_digest": "recorded",
-            "profile_name": "mine",
-            "digest": "a" * 16,
-            "settings": {"NCCL_ALGO": "allreduce:ring"},
-        }
-        return LaunchRecord(**{**facts, **changes})  # type: ignore[arg-type]
-
-    def only(self) -> Start:
-        [start] = self.ended
-        return start
 
 
 @pytest.fixture
@@ -146,7 +75,7 @@ def test_start_by_hand_keeps_the_command_that_it_was_first_seen_with(
 
 def test_start_under_a_record_carries_its_profile_and_command(host: Host) -> None:
     host.start()
-    host.tracker.take_records([host.record()], is_first=True)
+    host.take_records([host.record()])
     host.proc.remove(100)
     host.look()
 
@@ -158,15 +87,15 @@ def test_start_under_a_record_carries_its_profile_and_command(host: Host) -> Non
 
 def test_start_is_followed_from_its_record_before_it_is_sglang(host: Host) -> None:
     host.proc.add(100, ["python3", "-c", "nccltune run"], ticks=host.ticks)
-    host.tracker.take_records([host.record()], is_first=False)
+    host.take_records([host.record()])
 
     assert host.tracker.is_waiting
 
 
 def test_start_whose_record_comes_later_still_carries_it(host: Host) -> None:
     host.start()
-    host.tracker.take_records([], is_first=True)
-    host.tracker.take_records([host.record()], is_first=False)
+    host.take_records([])
+    host.take_records([host.record()])
     host.proc.remove(100)
     host.look()
 
@@ -183,7 +112,7 @@ def test_start_with_a_mark_and_no_record_carries_the_marks_digest(host: Host) ->
 
 def test_start_under_a_profile_that_set_nothing_is_a_start_without_one(host: Host) -> None:
     host.start()
-    host.tracker.take_records([host.record(settings={})], is_first=True)
+    host.take_records([host.record(settings={})])
     host.proc.remove(100)
     host.look()
 
@@ -252,17 +181,37 @@ def test_start_without_a_log_is_ready_when_it_has_listened_for_a_while(host: Hos
     assert host.only().ending is Ending.READY
 
 
-def test_start_that_was_stopped_after_it_had_served_is_no_failure(host: Host) -> None:
+SIGTERM = "SIGTERM received. signum=None frame=None. Draining requests and shutting down...\n"
+
+
+@pytest.mark.parametrize(
+    ("has_log", "listened_s", "last", "ending"),
+    [
+        (False, WARM_S - 1.0, "", Ending.UNKNOWN),
+        (False, WARM_S, "", Ending.READY),
+        (True, WARM_S, "", Ending.ENDED),
+        (True, WARM_WITH_LOG_S - 1.0, SIGTERM, Ending.STOPPED),
+        (True, WARM_WITH_LOG_S, SIGTERM, Ending.READY),
+        (True, WARM_WITH_LOG_S, DIED_IN_NCCL, Ending.NCCL),
+    ],
+    ids=["soon", "no_log", "hung_or_served", "hung_and_stopped", "served", "hung"],
+)
+def test_end_of_a_server_that_has_listened_is_told_by_its_log_if_it_has_one(
+    host: Host, *, has_log: bool, listened_s: float, last: str, ending: Ending
+) -> None:
     host.proc.add(100, ARGV, ticks=host.ticks)
-    host.log("")
+    if has_log:
+        host.log("")
     host.look()
     host.proc.listen(100, 30123)
     host.look()
-    host.now_s += WARM_S
+    host.now_s += listened_s
+    if has_log:
+        host.log(last)
     host.proc.remove(100)
     host.look()
 
-    assert host.only().ending is Ending.READY
+    assert host.only().ending is ending
 
 
 def test_start_on_a_port_that_another_process_has_is_not_ready(host: Host) -> None:
@@ -277,7 +226,7 @@ def test_start_on_a_port_that_another_process_has_is_not_ready(host: Host) -> No
 def test_start_that_may_not_be_looked_into_counts_as_ready_after_long(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nccltuned.starts.PortWatch.is_listening", lambda *_: None)
+    monkeypatch.setattr("nccltuned.starts.PortWatch.is_listening", lambda *_, **__: None)
     host.start()
     host.now_s += WARM_WITH_LOG_S
     host.look()
@@ -305,7 +254,7 @@ def test_start_whose_end_is_known_is_not_followed_again(host: Host) -> None:
     host.look()
     assert len(host.ended) == 1
     again = Host(host.proc, host.folder, ended=host.ended)
-    again.tracker.take_records([], is_first=True)
+    again.take_records([])
     again.look()
 
     assert len(again.ended) == 1
@@ -382,7 +331,7 @@ def test_start_whose_log_was_cut_by_the_next_start_is_not_judged_by_it(host: Hos
 
 
 @pytest.mark.parametrize(
-    ("stood_s", "ending"), [(HUNG_S - 1.0, Ending.UNKNOWN), (HUNG_S, Ending.NCCL)]
+    ("stood_s", "ending"), [(HUNG_S - 1.0, Ending.ENDED), (HUNG_S, Ending.NCCL)]
 )
 def test_start_that_hung_in_nccl_is_known_by_where_its_log_stood_for_long(
     host: Host, stood_s: float, ending: Ending
@@ -412,12 +361,12 @@ IN_NCCL = f"{ARGS}{DIED_IN_NCCL}"
         ([IN_NCCL, OUT_OF_MEMORY, OUT_OF_MEMORY], [Ending.NCCL, Ending.MEMORY, Ending.MEMORY]),
         ([WHOLE, IN_NCCL, IN_NCCL], [Ending.READY, Ending.NCCL, Ending.NCCL]),
         ([WHOLE, WHOLE, OUT_OF_MEMORY], [Ending.READY, Ending.READY, Ending.MEMORY]),
-        ([OUT_OF_MEMORY, "", IN_NCCL], [Ending.MEMORY, Ending.UNKNOWN, Ending.NCCL]),
+        ([OUT_OF_MEMORY, "", IN_NCCL], [Ending.MEMORY, None, Ending.NCCL]),
     ],
     ids=["failures", "served first", "served twice", "one without a word"],
 )
 def test_starts_of_a_loop_that_write_into_one_file_are_judged_each_by_its_own(
-    host: Host, texts: Sequence[str], endings: Sequence[Ending], *, is_cut: bool
+    host: Host, texts: Sequence[str], endings: Sequence[Ending | None], *, is_cut: bool
 ) -> None:
     path = host.folder / "loop.log"
     path.touch()
@@ -437,22 +386,23 @@ def test_starts_of_a_loop_that_write_into_one_file_are_judged_each_by_its_own(
         host.proc.remove(pid)
         host.look()
 
-    assert [start.ending for start in host.ended] == endings
+    found = [start.ending for start in host.ended]
+    assert found == [each or (Ending.ENDED if is_cut else Ending.UNKNOWN) for each in endings]
 
 
 def test_start_of_a_shared_log_that_writes_more_than_is_read_is_judged(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = host.folder / "loop.log"
-    append(path, f"[12:00:00] first\n{OUT_OF_MEMORY}")
-    for pid, text in ((100, ""), (101, f"{ARGS}{'x' * 5000}\n")):
+    path.touch()
+    for pid, text in ((100, OUT_OF_MEMORY), (101, f"{ARGS}{'x' * 5000}\n")):
         host.proc.add(pid, ARGV, ticks=host.ticks + pid)
         host.proc.write_to(pid, path, flags=os.O_WRONLY)
         host.look()
         append(path, text)
         host.look()
         if pid == 101:
-            monkeypatch.setattr("nccltuned.logs.TAIL_BYTES", 1000)
+            monkeypatch.setattr("nccltuned.log_file.TAIL_BYTES", 1000)
             append(path, f"{'y' * 5000}\n{DIED_IN_NCCL}")
         host.proc.remove(pid)
         host.look()
@@ -490,9 +440,10 @@ def test_start_whose_successor_has_said_nothing_yet_keeps_its_own_words(host: Ho
 
 def test_log_that_is_cut_while_the_program_in_front_lives_is_known_from_before(host: Host) -> None:
     host.proc.add(90, ("python3", "/usr/bin/nccltune", "launch", "--", *ARGV), ticks=host.ticks)
-    host.log(f"{ARGS}{DIED_IN_NCCL}", pid=90)
+    host.log("", pid=90)
     host.proc.add(100, ARGV, parent=90, ticks=host.ticks)
     host.look()
+    host.log(f"{ARGS}{DIED_IN_NCCL}", pid=90)
     host.proc.remove(100)
     host.look()
     (host.folder / "90.log").write_text("", encoding="utf-8")
@@ -504,8 +455,10 @@ def test_log_that_is_cut_while_the_program_in_front_lives_is_known_from_before(h
 
 def test_what_launch_says_of_a_hang_is_no_movement(host: Host) -> None:
     host.proc.add(90, ("python3", "/usr/bin/nccltune", "launch", "--", *ARGV), ticks=host.ticks)
-    host.log(f"{ARGS}{BEGUN}", pid=90)
+    host.log("", pid=90)
     host.proc.add(100, ARGV, parent=90, ticks=host.ticks)
+    host.look()
+    host.log(f"{ARGS}{BEGUN}", pid=90)
     host.look()
     for passed_s in (30, 60):
         host.now_s += 30.0
@@ -541,9 +494,9 @@ def test_server_behind_a_program_of_its_words_is_one_start_with_its_record(
     records = [host.record(90)]
     if is_child_first:
         host.look()
-        host.tracker.take_records(records, is_first=False)
+        host.take_records(records)
     else:
-        host.tracker.take_records(records, is_first=False)
+        host.take_records(records)
         host.look()
     host.log(f"{ARGS}{DIED_IN_NCCL}", pid=80)
     host.look()
@@ -559,7 +512,7 @@ def test_start_that_becomes_sglang_by_exec_keeps_what_it_wrote_meanwhile(host: H
     path = host.folder / "100.log"
     append(path, f"an earlier one\n{WHOLE}")
     host.proc.write_to(100, path, flags=os.O_WRONLY | os.O_APPEND)
-    host.tracker.take_records([host.record()], is_first=False)
+    host.take_records([host.record()])
     append(path, IN_NCCL)
     host.proc.add(100, ARGV, ticks=host.ticks)
     host.look()
@@ -572,7 +525,7 @@ def test_start_that_becomes_sglang_by_exec_keeps_what_it_wrote_meanwhile(host: H
 
 def test_start_that_becomes_sglang_by_exec_is_what_it_has_become(host: Host) -> None:
     host.proc.add(100, ("bash", "start.sh"), ticks=host.ticks)
-    host.tracker.take_records([host.record()], is_first=False)
+    host.take_records([host.record()])
     host.proc.add(100, ARGV, ticks=host.ticks)
     host.proc.listen(100, 30123)
     host.look()
@@ -584,7 +537,7 @@ def test_start_that_becomes_sglang_by_exec_is_what_it_has_become(host: Host) -> 
 
 def test_command_that_never_was_sglang_is_no_failed_start(host: Host) -> None:
     host.proc.add(100, ("nccltune", "run", "--", "true"), ticks=host.ticks)
-    host.tracker.take_records([host.record()], is_first=False)
+    host.take_records([host.record()])
     host.proc.remove(100)
     host.look()
 
@@ -606,7 +559,7 @@ def test_start_that_is_ending_when_it_is_first_seen_is_no_start_without_a_profil
 
 def test_start_in_a_container_keeps_its_record_when_it_is_gone(host: Host) -> None:
     host.proc.add(100, ARGV, ticks=host.ticks, numbers=(7,))
-    host.tracker.take_records([host.record(7)], is_first=False)
+    host.take_records([host.record(7)])
     host.look()
     host.proc.remove(100)
     host.look()
@@ -619,10 +572,11 @@ def test_start_whose_log_was_never_seen_is_not_judged_by_where_it_ends(host: Hos
     host.log("")
     host.look()
     host.log(f"{ARGS}{BEGUN}")
+    host.now_s += HUNG_S
     host.proc.remove(100)
     host.look()
 
-    assert host.only().ending is Ending.UNKNOWN
+    assert host.only().ending is Ending.ENDED
 
 
 @pytest.mark.parametrize(
@@ -694,17 +648,66 @@ def test_start_that_was_missed_is_looked_up_in_the_journal(host: Host) -> None:
     host.journal[INVOCATION] = DIED_IN_NCCL
     records = [host.record(4242, invocation_id=INVOCATION)]
 
-    host.tracker.take_records(records, is_first=True)
-    host.tracker.take_records(records, is_first=False)
+    host.take_records(records)
+    host.take_records(records)
 
     assert host.only().ending is Ending.NCCL
     assert host.only().digest == "a" * 16
 
 
+@pytest.mark.parametrize(
+    ("later", "until"),
+    [
+        ({"invocation_id": INVOCATION}, "2026-11-29T13:00:00+00:00"),
+        ({"invocation_id": INVOCATION[::-1]}, ""),
+        ({"invocation_id": INVOCATION, "uid": STRANGER}, ""),
+        ({"route": "verify", "invocation_id": "x"}, ""),
+    ],
+    ids=["same_run", "another_run", "another_user", "no_run"],
+)
+def test_start_that_was_missed_is_looked_up_to_the_next_one_of_its_units_run(
+    host: Host, monkeypatch: pytest.MonkeyPatch, later: dict[str, object], until: str
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr("nccltuned.starts.read_journal", lambda *words: asked.append(words))
+    monkeypatch.setattr(host.tracker, "defer", lambda function, _done: function())
+    first = host.record(4242, invocation_id=INVOCATION)
+    moment = "2026-11-29T13:00:00+00:00"
+    host.take_records([first, host.record(4243, launched_at=moment, **later)])
+
+    assert asked[0] == (INVOCATION, first.launched_at, until)
+
+
+def test_start_in_the_journal_ends_where_the_program_in_front_has_started_the_next(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr("nccltuned.starts.read_journal", lambda *words: asked.append(words))
+    monkeypatch.setattr(host.tracker, "defer", lambda function, _done: function())
+    status = Path("/dev/null").stat()
+    stream = f"{status.st_dev}:{status.st_ino}"
+    environ = {"INVOCATION_ID": INVOCATION, "JOURNAL_STREAM": stream}
+    host.proc.add(90, ("supervise", *ARGV), ticks=host.ticks)
+    host.proc.write_to(90, Path("/dev/null"))
+    for pid in (100, 101):
+        host.proc.add(pid, ARGV, parent=90, ticks=host.ticks + pid, environ=environ)
+        host.look()
+        host.proc.remove(pid)
+        host.look()
+        host.now_s += 5.0
+    host.proc.remove(90)
+    host.look()
+
+    [first, second] = [until for _run, _since, until in asked]
+    died_s = time.time() - 5.0 + 1.0
+    assert abs(datetime.fromisoformat(first).timestamp() - died_s) < 2.0
+    assert second == ""
+
+
 @pytest.mark.parametrize("text", [None, "", "nothing to the point\n"])
 def test_start_that_was_missed_and_left_no_word_is_not_judged(host: Host, text: str | None) -> None:
     host.journal[INVOCATION] = text
-    host.tracker.take_records([host.record(4242, invocation_id=INVOCATION)], is_first=True)
+    host.take_records([host.record(4242, invocation_id=INVOCATION)])
 
     assert host.ended == []
 
@@ -712,8 +715,8 @@ def test_start_that_was_missed_and_left_no_word_is_not_judged(host: Host, text: 
 def test_start_in_a_container_that_is_not_seen_from_here_is_not_judged(host: Host) -> None:
     host.proc.add(17, ["kthread"], ticks=5)
 
-    host.tracker.take_records([], is_first=True)
-    host.tracker.take_records([host.record(17)], is_first=False)
+    host.take_records([])
+    host.take_records([host.record(17)])
     host.tracker.step()
 
     assert host.ended == []
@@ -723,7 +726,7 @@ def test_start_of_an_earlier_boot_is_not_looked_for(host: Host) -> None:
     host.journal[INVOCATION] = DIED_IN_NCCL
     old = host.record(4242, boot_id="an earlier boot", invocation_id=INVOCATION)
 
-    host.tracker.take_records([old], is_first=True)
+    host.take_records([old])
 
     assert host.ended == []
 
@@ -789,7 +792,7 @@ def test_start_is_trusted_by_a_record_that_a_stranger_could_not_write(
     host: Host, uid: int | None, number: int, is_trusted: bool
 ) -> None:
     host.proc.add(100, ARGV, ticks=host.ticks, uid=STRANGER, numbers=(7,))
-    host.tracker.take_records([host.record(number, uid=uid)], is_first=False)
+    host.take_records([host.record(number, uid=uid)])
     host.look()
     host.proc.remove(100)
     host.look()
@@ -804,7 +807,7 @@ def test_start_that_was_missed_and_handed_over_by_a_stranger_is_not_trusted(host
         host.record(4243, invocation_id=INVOCATION),
     ]
 
-    host.tracker.take_records(records, is_first=True)
+    host.take_records(records)
 
     assert [start.is_trusted for start in host.ended] == [False, True]
 
@@ -814,7 +817,7 @@ def test_start_carries_the_state_of_the_store_that_it_met(host: Host) -> None:
     host.start()
     host.tracker.generation = 5
     host.start(101)
-    host.tracker.take_records([host.record(101, generation=3)], is_first=True)
+    host.take_records([host.record(101, generation=3)])
     host.proc.remove(100, 101)
     host.look()
 
@@ -851,3 +854,116 @@ def test_start_whose_port_is_not_known_yet_is_not_ready(
     host.look()
 
     assert host.ended == []
+
+
+def test_word_of_being_ready_that_comes_before_the_port_is_kept(host: Host) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.log(ARGS)
+    host.look()
+    host.log(READY)
+    host.look()
+    host.log("INFO: 200 OK\n" * 50_000)
+    host.proc.listen(100, 30123)
+    host.look()
+
+    assert host.only().ending is Ending.READY
+
+
+def test_port_is_looked_at_at_once_when_the_log_says_ready(host: Host) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.log(ARGS)
+    host.proc.listen(100, 1)  # a socket that listens elsewhere, or not yet
+    host.look()
+    (host.proc.root / "100/fd/7").unlink()
+    host.proc.listen(100, 30123)
+    host.log(READY)
+    host.look()
+
+    assert host.only().ending is Ending.READY
+
+
+def test_server_that_said_ready_and_listened_was_ready_whatever_it_wrote_since(host: Host) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.log(ARGS)
+    host.proc.listen(100, 30123)
+    host.look()
+    (host.proc.root / "100/fd/7").unlink()  # it drains, and listens no longer
+    host.log(READY)
+    host.look()
+    host.log("INFO: 200 OK\n" * 50_000)
+    host.log(DIED_IN_NCCL)
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is Ending.READY
+
+
+UNREADABLE = [Unreadable.LARGE, Unreadable.WIPED, Unreadable.FORBIDDEN]
+
+
+@pytest.mark.parametrize("problem", UNREADABLE)
+def test_start_whose_mark_cannot_be_read_is_told_and_is_under_nobody_knows_what(
+    host: Host, monkeypatch: pytest.MonkeyPatch, problem: Unreadable
+) -> None:
+    monkeypatch.setattr("nccltuned.starts.read_environ", lambda *_: EnvironReading(None, problem))
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.proc.add(101, ARGV, ticks=host.ticks)
+    host.take_records([host.record(101)])
+    host.log("")
+    host.look()
+    host.log(DIED_IN_NCCL)
+    host.proc.remove(100, 101)
+    host.look()
+
+    digests = {start.pid: start.digest for start in host.ended}
+    assert digests == {100: UNKNOWN_DIGEST, 101: "a" * 16}
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_look_for_which_descriptors_have_run_out_says_nothing_of_any_start(
+    host: Host, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    host.log(ARGS)
+    host.look()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            host.tracker.step()
+    assert host.ended == []
+    host.log(DIED_IN_NCCL)
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is Ending.NCCL
+
+
+def test_start_for_which_there_is_no_descriptor_is_followed_later(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    with monkeypatch.context() as patch:
+        patch.setattr("nccltuned.starts.has_room", lambda: False)
+        host.take_records([host.record(100)])
+        host.look()
+        assert not host.tracker.is_waiting
+    assert caplog.text.count("than there are descriptors") == 1
+    host.tracker.step()
+
+    assert host.tracker.is_waiting
+
+
+def test_start_that_ends_before_there_is_a_descriptor_for_it_is_looked_up(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.journal[INVOCATION] = DIED_IN_NCCL
+    host.proc.add(100, ARGV, ticks=host.ticks)
+    monkeypatch.setattr("nccltuned.starts.has_room", lambda: False)
+    host.take_records([host.record(100, invocation_id=INVOCATION)])
+    host.proc.remove(100)
+    host.take_records([])  # newer ones have taken its place
+
+    assert host.only().ending is Ending.NCCL

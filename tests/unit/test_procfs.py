@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Callable
@@ -70,6 +71,29 @@ def test_read_process_that_ends_before_its_words_are_read_is_none(
     monkeypatch.setattr(procfs, "read_command_line", read_command_line)
 
     assert read_process(100, proc.root) is None
+
+
+def _words(pid: int, root: Path) -> object:
+    return read_environ(Process(pid, 1, 5000, pid, MODULE), root)
+
+
+@pytest.mark.parametrize("read", [read_process, read_stat, procfs.read_status, _words])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_process_that_cannot_be_looked_at_for_want_of_descriptors_is_not_told_to_be_gone(
+    proc: FakeProc,
+    monkeypatch: pytest.MonkeyPatch,
+    read: Callable[[int, Path], object],
+    number: int,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, "too many")
+
+    proc.add(100, MODULE)
+    monkeypatch.setattr("os.open", refuse)
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+
+    with pytest.raises(OSError, match="too many"):
+        read(100, proc.root)
 
 
 def test_is_running_tells_a_later_process_of_the_same_number(proc: FakeProc) -> None:
