@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nccltune.host.fingerprint import Fingerprint, MatchKind, compare
-from nccltune.host.match import restricted
+from nccltune.host.match import group_of, restricted
 from nccltune.inject.marker import settings_digest
 from nccltune.profile import source_doubt
 
@@ -130,7 +130,7 @@ def _compared(live: LiveProfile, made_on: Fingerprint, here: Fingerprint) -> Liv
         here = replace(here, nccl_version=made_on.nccl_version)
         unknown = "the NCCL of the server is not known before one runs"
     count = len(here.gpu_names)
-    match = compare(made_on, restricted(here, _group(made_on, here)))
+    match = compare(made_on, restricted(here, group_of(made_on, here)))
     if count < made_on.world_size:
         differing = tuple(dict.fromkeys((*match.differing, "world_size")))
         match = replace(match, kind=MatchKind.FOREIGN, differing=differing)
@@ -145,11 +145,3 @@ def _compared(live: LiveProfile, made_on: Fingerprint, here: Fingerprint) -> Liv
         unknown=unknown,
         advice=advice.get(match.kind, ""),
     )
-
-
-def _group(made_on: Fingerprint, here: Fingerprint) -> tuple[int, ...]:
-    """Return the GPUs that the profile was found on, else as many as it needs, in order."""
-    places = {uuid: idx for idx, uuid in enumerate(here.gpu_uuids)}
-    if made_on.gpu_uuids and all(uuid in places for uuid in made_on.gpu_uuids):
-        return tuple(places[uuid] for uuid in made_on.gpu_uuids)
-    return tuple(range(min(made_on.world_size, len(here.gpu_names))))
