@@ -77,6 +77,7 @@ TARGET_RATIO = {("nvlink", 2): 0.93, ("shm", 2): 0.82}
 SEARCH_S = {2: 165.0}
 FAULT_TIMEOUT_S = {2: 8.0}
 """Limits by ranks, where they were tried; others get what nccltune gives by itself."""
+KILLED_TRIALS = 9
 LEFTOVER_LIMIT_S = 15.0
 """How long processes of a killed search may take to end before they count as left."""
 FAULT_CANDIDATES = (
@@ -325,7 +326,7 @@ def faults(run: Run) -> None:
 
 def kill_and_resume(run: Run) -> None:
     """SIGKILL a search after some trials, look for leftovers, resume."""
-    command = run.command("search", "--name", "killed", "--trials", "9", "--no-duel")
+    command = run.command("search", "--name", "killed", "--trials", str(KILLED_TRIALS), "--no-duel")
     victim = subprocess.Popen(
         command, env=run.environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -344,6 +345,8 @@ def kill_and_resume(run: Run) -> None:
     while (left := alive_of(tree)) and time.monotonic() < deadline:
         time.sleep(0.1)
     before = finished_trials(run, "killed")
+    if not tree or len(before) >= KILLED_TRIALS:
+        raise RuntimeError("the search was over before it was killed: nothing is shown by that")
     envelope = call(run, "resumed", [*command, "--resume"])
     after = finished_trials(run, "killed")
     run.say(

@@ -188,6 +188,12 @@ def test_preflight_with_shm_for_defaults_only_warns_about_candidates() -> None:
     assert "candidates with many channels and large buffers may not fit" in warning
 
 
+def test_shm_estimate_counts_larger_buffers_once_for_each_connection() -> None:
+    larger_bytes = estimate_shm_bytes(2, 2, 16 << 20) - estimate_shm_bytes(2, 2)
+
+    assert larger_bytes == 8 * (12 << 20)
+
+
 @pytest.mark.parametrize("rank_count", [2, 4, 6, 8])
 def test_shm_advice_holds_every_candidate_that_a_search_proposes(rank_count: int) -> None:
     needs_bytes = [
