@@ -69,7 +69,7 @@ def hang_fault(
     who = "no rank answered" if is_all else f"{name_ranks(behind, rank_count)} did not answer"
     where = last.what or ("not begun" if waiting else "")
     if is_slow:
-        where = f"still at work: {where}"
+        where = f"still at work: {where}" if where else "still at work"
     elif last.what and len(behind) > 1:
         where = f"all in the same step: {where}"
     message = f"{who} {when}" + (f" ({where})" if where else "")

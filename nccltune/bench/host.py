@@ -32,21 +32,17 @@ if TYPE_CHECKING:
     from nccltune.host.hardware import Gpu, Hardware
     from nccltune.measurement import Settings
 
-INHERITED = frozenset(
+FROM_THIS_PROCESS = frozenset(
     {
         "CUDA_CACHE_PATH",
-        "CUDA_HOME",
-        "CUDA_PATH",
         "HOME",
         "LANG",
         "LC_ALL",
         "LC_CTYPE",
-        "LD_LIBRARY_PATH",
         "LOGNAME",
         "PATH",
         "PYTHONHOME",
         "PYTHONPATH",
-        "SGLANG_NCCL_SO_PATH",
         "TMPDIR",
         "TZ",
         "USER",
@@ -54,7 +50,13 @@ INHERITED = frozenset(
         "XDG_CACHE_HOME",
     }
 )
-"""All that a rank takes from its caller: what programs and libraries need to be found and run."""
+"""All that a rank takes from this program's environment. It runs in the same interpreter with the
+same torch, which must be found and have a home and room for files whatever the launch's own
+environment is, even with ``env -i`` in front of the server."""
+
+FROM_LAUNCH = frozenset({"CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH", "SGLANG_NCCL_SO_PATH"})
+"""All that a rank takes from what the server will find in its environment: what decides which NCCL
+and which CUDA libraries are loaded. One that the launch unsets is unset in a rank, too."""
 
 MULTICAST_OFF: Mapping[str, str] = {
     "NCCL_NVLS_ENABLE": "0",
@@ -170,27 +172,32 @@ def rank_environ(
     settings: Settings,
     *,
     environ: Mapping[str, str] | None = None,
+    launch_environ: Mapping[str, str] | None = None,
     conf_names: Collection[str] | None = None,
 ) -> dict[str, str]:
     """Return the whole environment of a rank's process.
 
-    The caller's own environment counts only as far as ``INHERITED`` goes. NCCL variables that the
-    operator has set are no part of that: they hold only if the caller puts them into ``base``, on
-    top of what SGLang sets by itself.
+    This program's own environment counts only as far as ``FROM_THIS_PROCESS`` goes, and the
+    launch's only as far as ``FROM_LAUNCH`` does. NCCL variables that the operator has set are no
+    part of either: they hold only if the caller puts them into ``base``, on top of what SGLang sets
+    by itself.
 
     Args:
         base: variables that hold in every launch, below the settings.
         plan: where the ranks run; every rank sees every GPU, as SGLang's ranks do.
         rank: whose environment.
         settings: what this launch is to measure.
-        environ: the caller's environment; None for this process's.
+        environ: this program's environment; None for this process's.
+        launch_environ: what the server would find in its environment; None for ``environ``.
         conf_names: variables that NCCL's configuration files would set; None to look.
     """
-    outer = os.environ if environ is None else environ
-    names = _read_conf_names(outer) if conf_names is None else conf_names
+    own = os.environ if environ is None else environ
+    launch = own if launch_environ is None else launch_environ
+    names = _read_conf_names(own) if conf_names is None else conf_names
     return {
         **neutral_settings(names),
-        **{name: value for name, value in outer.items() if name in INHERITED},
+        **{name: value for name, value in own.items() if name in FROM_THIS_PROCESS},
+        **{name: value for name, value in launch.items() if name in FROM_LAUNCH},
         **base,
         "CUDA_VISIBLE_DEVICES": ",".join(plan.uuids),
         **(_shared_environ(rank) if plan.is_shared else {}),

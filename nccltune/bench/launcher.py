@@ -49,6 +49,8 @@ class GpuBench:
         is_fresh: start new interpreters for every launch instead of forking; only to measure what
             forking saves.
         watch: sees whether the GPUs are ours alone and their memory comes back; none by default.
+        environ: what the server would find in its environment: it decides which NCCL and CUDA
+            libraries ranks load (``host.FROM_LAUNCH``); None for this process's environment.
         device_module: what ranks drive; tests give a stand-in.
 
     Raises:
@@ -63,6 +65,7 @@ class GpuBench:
         deadline_s: float = DEFAULT_DEADLINE_S,
         is_fresh: bool = False,
         watch: GpuWatch | None = None,
+        environ: Mapping[str, str] | None = None,
         device_module: str = DEVICE_MODULE,
         test_fault: str = "",
     ) -> None:
@@ -71,6 +74,7 @@ class GpuBench:
         self._deadline_s = deadline_s
         self._is_fresh = is_fresh
         self._watch = watch or GpuWatch()
+        self._environ = None if environ is None else dict(environ)
         self._device_module = device_module
         self._test_fault = test_fault
         self._seeds = itertools.count(1)
@@ -192,7 +196,10 @@ class GpuBench:
         return server
 
     def _begin_server(self) -> PreparedServer:
-        return PreparedServer(self._device_module, rank_environ(self._base, self._plan, 0, {}))
+        return PreparedServer(self._device_module, self._rank_environ(0, {}))
+
+    def _rank_environ(self, rank: int, settings: Settings) -> dict[str, str]:
+        return rank_environ(self._base, self._plan, rank, settings, launch_environ=self._environ)
 
     @contextmanager
     def _servers(self) -> Iterator[list[PreparedServer]]:
@@ -320,7 +327,7 @@ class GpuBench:
         jobs = []
         for rank in range(self._plan.rank_count):
             environ = {
-                **rank_environ(self._base, self._plan, rank, settings),
+                **self._rank_environ(rank, settings),
                 "NCCL_DEBUG": "WARN",
                 **extra,
             }

@@ -25,8 +25,12 @@ FAULT_GRACE_S = 0.5
 second."""
 
 REAP_DEADLINE_S = 10.0
-"""For all ranks of a launch together. A killed process that holds a GPU goes in well under a
-second, unless its driver is stuck."""
+"""For all ranks of a launch together, from the moment when the last of them was told to end. A
+killed process that holds a GPU goes in well under a second, unless its driver is stuck."""
+
+DEATH_DEADLINE_S = 1.0
+"""For one dead rank to say how it died, while the others still run. Not part of the limit above: a
+rank that its driver holds must not use up the time of those that are killed after it."""
 
 STEP_PAUSE_S = 0.05
 """Between two looks at the steps of late ranks: a rank that hangs is at the same one."""
@@ -56,7 +60,6 @@ class Ranks:
         self._logs = [Path(job.log_path) for job in jobs]
         self._step_files = [Path(job.step_path) for job in jobs]
         self._processes: list[RankProcess] = []
-        self._reap_end: float | None = None
         self.restart_clock()
         try:
             for job in jobs:
@@ -108,17 +111,31 @@ class Ranks:
         if faults:
             raise min(faults, key=lambda fault: _WORST_FIRST.index(fault.outcome))
         if waiting:
-            raise self._late_fault([process.rank for process in waiting.values()], what)
+            raise self._late_fault(list(waiting.values()), what)
         return [answers[process.rank] for process in processes]
 
-    def _late_fault(self, late: Sequence[int], what: str) -> RankFault:
+    def _late_fault(self, late: Sequence[RankProcess], what: str) -> RankFault:
         earlier = self._steps(late)
         time.sleep(STEP_PAUSE_S)
-        when = f"within {self._deadline_s:g} s while {what}"
-        return hang_fault(earlier, self._steps(late), len(self._step_files), when)
+        later = self._steps(late)
+        # One that answers by now does not hang, and has forgotten its steps; or it fails, or has
+        # died, and that is why the others are late.
+        answered = [process for process in late if process.connection.poll(0)]
+        for process in answered:
+            fault = self._take(process, what, {})
+            if fault is not None:
+                return fault
+        hanging = [process.rank for process in late if process not in answered]
+        blamed = hanging or list(later)
+        return hang_fault(
+            {rank: earlier[rank] for rank in blamed},
+            {rank: later[rank] for rank in blamed},
+            len(self._step_files),
+            f"within {self._deadline_s:g} s while {what}",
+        )
 
-    def _steps(self, ranks: Sequence[int]) -> dict[int, Step]:
-        return {rank: read_step(self._step_files[rank]) for rank in ranks}
+    def _steps(self, late: Sequence[RankProcess]) -> dict[int, Step]:
+        return {process.rank: read_step(self._step_files[process.rank]) for process in late}
 
     def _take(self, process: RankProcess, what: str, answers: dict[int, Any]) -> RankFault | None:
         try:
@@ -137,7 +154,7 @@ class Ranks:
 
     def _describe_death(self, process: RankProcess, what: str) -> str:
         process.kill()
-        status = self._reap([process])[process.pid]
+        status = self._reap([process], DEATH_DEADLINE_S)[process.pid]
         if status is not None:  # else it is stuck, and seen to again when all are killed
             self._processes.remove(process)
         how = "died"
@@ -168,24 +185,22 @@ class Ranks:
         ``stuck_fault`` says which have not; called again, this waits for those once more.
         """
         ending, self._processes = self._processes, []  # before the wait: an interrupt may end that
-        statuses = self._reap(ending)
+        statuses = self._reap(ending, REAP_DEADLINE_S)
         self._processes = [process for process in ending if statuses[process.pid] is None]
-        self._reap_end = None
 
     def stuck_fault(self) -> RankFault | None:
         """After ``await_gone``, name the processes that did not end; None where all have."""
         pids = {process.rank: process.pid for process in self._processes}
         return stuck_fault(pids, REAP_DEADLINE_S) if pids else None
 
-    def _reap(self, processes: Sequence[RankProcess]) -> dict[int, int | None]:
+    def _reap(self, processes: Sequence[RankProcess], within_s: float) -> dict[int, int | None]:
         """Return wait statuses by process id, None of the stuck ones; one deadline for all."""
-        if self._reap_end is None:
-            self._reap_end = time.monotonic() + REAP_DEADLINE_S
+        end = time.monotonic() + within_s
         statuses: dict[int, int | None] = {}
         for server in self._servers:
             own = [process for process in processes if self._server(process.rank) is server]
             if own:
-                statuses |= server.reap(own, max(0.0, self._reap_end - time.monotonic()))
+                statuses |= server.reap(own, max(0.0, end - time.monotonic()))
         return statuses
 
 

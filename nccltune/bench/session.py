@@ -115,7 +115,8 @@ def open_session(
         options: what was asked.
         sglang_base: variables that SGLang sets by itself.
         requests: the payloads that will be measured.
-        environ: the caller's environment: visible GPUs and the operator's NCCL variables.
+        environ: what the server would find in its environment: visible GPUs, the operator's NCCL
+            variables, and which NCCL and CUDA libraries it loads; None for this process's.
         command: the launch whose GPUs are measured; None for the first visible ones.
 
     Raises:
@@ -144,6 +145,7 @@ def open_session(
         deadline_s=options.deadline_s,
         is_fresh=options.is_fresh,
         watch=_watch(plan, options),
+        environ=outer,
         test_fault=outer.get(FAULT_VARIABLE, ""),
     ) as bench:
         baseline_report = bench.inspect({}, requests)

@@ -6,9 +6,10 @@ a made-up NCCL's would. ``STANDIN_FAULTS`` lists ``KIND@RANK:NAME=VALUE``, separ
 is crash, segfault, exit, reject, unsupported, error, leak (ignore SIGTERM, leave a child), gone
 (the GPU is lost), wrong_collective, wrong_gather and unsupported_gather (of those that are timed),
 hang_in_context, hang_in_reading (of memory), hang_in_init, hang_in_collective (once all ranks have
-begun it), hang_between (two of them), out_of_memory (the kernel kills the rank and its parent; only
-once where ``STANDIN_ONCE`` names a file to leave behind). ``STANDIN_IMPORT_S`` and
-``STANDIN_EXIT_S`` are how long an interpreter takes to import this, and a rank to end, in seconds.
+begun it), hang_between (two of them), child (leave one, with nothing else wrong), out_of_memory
+(the kernel kills the rank and its parent; only once where ``STANDIN_ONCE`` names a file to leave
+behind). ``STANDIN_IMPORT_S`` and ``STANDIN_EXIT_S`` are how long an interpreter takes to import
+this, and a rank to end, in seconds.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class StandIn:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if self._has_fault("leak"):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+            _start_child()
             time.sleep(HANG_S)
 
     def free_bytes(self) -> int:
@@ -164,6 +165,8 @@ class StandIn:
 
     def close(self) -> None:
         """End as slowly as a process does whose driver takes its time."""
+        if self._has_fault("child"):
+            _start_child()
         exit_s = float(os.environ.get("STANDIN_EXIT_S", "0"))
         end = os._exit
 
@@ -172,6 +175,10 @@ class StandIn:
             end(status)
 
         os._exit = slow_exit  # type: ignore[assignment]
+
+
+def _start_child() -> None:
+    subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({HANG_S})"])
 
 
 def _run_out_of_memory(mark: str) -> None:

@@ -112,6 +112,19 @@ def test_ranks_late_in_what_has_no_steps_are_only_named() -> None:
     assert str(hang_fault(steps, steps, 4, WHEN)) == f"ranks 1, 3 did not answer {WHEN}"
 
 
+@pytest.mark.parametrize("rank_count", [2, 4, 8])
+def test_no_words_promise_what_does_not_follow(rank_count: int) -> None:
+    steps = (Step(), FIRST, CHECK)
+    for earlier in steps:
+        for later in steps:
+            for others in steps:
+                rest = dict.fromkeys(range(1, rank_count), others)
+                fault = hang_fault({0: earlier, **rest}, {0: later, **rest}, rank_count, "in 1 s")
+
+                assert ": )" not in str(fault)
+                assert "()" not in str(fault)
+
+
 def test_wrong_data_names_ranks_by_collective() -> None:
     wrong = {"all_gather": [6], "broadcast": [], "reduce_scatter": [1, 6]}
     fault = wrong_data_fault(wrong, 8)
