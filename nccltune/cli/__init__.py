@@ -116,7 +116,7 @@ def _deliver(answer: Answer, invocation: Invocation) -> int:
 
 
 def _fail(error: BaseException, invocation: Invocation) -> int:
-    failure = failure_from(error)
+    failure = failure_from(error, invocation.command)
     if isinstance(error, click.NoSuchOption) and invocation.has_stray_launch:
         hint = f"{failure.complaint.message}; a server's launch command stands after --"
         failure = Failure(failure.exit_code, Complaint(failure.complaint.code, hint))

@@ -118,12 +118,12 @@ class Failure:
     complaint: Complaint
 
 
-def failure_from(error: BaseException) -> Failure:
-    """Turn whatever escaped a command into a status, a code and one line."""
+def failure_from(error: BaseException, typed: str = "") -> Failure:
+    """Turn whatever escaped a command, whose words were typed, into a status, a code and a line."""
     if isinstance(error, NccltuneError):
         return Failure(error.exit_code, Complaint(error.code, one_line(str(error))))
     if isinstance(error, click.ClickException):
-        return Failure(ExitCode.USAGE, Complaint("usage", one_line(usage_message(error))))
+        return Failure(ExitCode.USAGE, Complaint("usage", one_line(usage_message(error, typed))))
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return Failure(ExitCode.INTERRUPTED, Complaint("interrupted", "interrupted"))
     if isinstance(error, OSError) and (

@@ -54,7 +54,7 @@ class LaunchCommand(click.Command):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
-            failure = failure_from(error)
+            failure = failure_from(error, info_name or "")
             with suppress(NccltuneError):
                 Report(path).write_failure(failure.complaint, failure.exit_code)
             raise

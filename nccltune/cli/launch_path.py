@@ -85,7 +85,8 @@ def launch_environment(demand: Demand) -> tuple[dict[str, str], dict[str, str]]:
     """Return what SGLang writes for this launch: what gives way to the operator, what does not."""
     if demand.command is None:
         return base_environment(sglang_version(), demand.tp or 2), {}
-    writes = writes_for(demand.command, sglang_version(), os.environ)
+    environ = environ_at_server(demand.command.argv, os.environ)
+    writes = writes_for(demand.command, sglang_version(), environ)
     forced = {write.variable: write.value for write in writes if write.is_forced}
     return {write.variable: write.value for write in writes if not write.is_forced}, forced
 

@@ -124,7 +124,8 @@ def gpu_options(command: Decorated) -> Decorated:
             default=30.0,
             show_default=True,
             metavar="S",
-            help="Deadline of one launch of all ranks, in seconds.",
+            help="Deadline, in seconds, of what the settings take part in at one launch of all "
+            "ranks. What comes before, starting the ranks and opening the GPUs, has as long.",
         ),
     )
     return add_options(options, command)

@@ -116,6 +116,8 @@ def _standing(profile: Profile, where: Where, path: Path, active: ActiveState) -
 
 def _state(listed: Listed, active: ActiveState) -> str:
     if listed.profile is None:
+        if listed.path == active.path:
+            return str(Standing.ACTIVE)
         is_shipped = listed.where is Where.SHIPPED
         return str(Standing.SHIPPED if is_shipped else Standing.CANDIDATE)
     return _standing(listed.profile, listed.where, listed.path, active)

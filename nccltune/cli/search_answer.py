@@ -14,8 +14,7 @@ from nccltune.cli.search_report import search_parts
 from nccltune.errors import ExitCode, NccltuneError
 from nccltune.profile import Profile
 from nccltune.recording import RecordingBench
-from nccltune.search.result import SearchResult, Verdict
-from nccltune.search.space import Space
+from nccltune.search.result import SearchResult, TrialsEnd, Verdict
 from nccltune.store import save_candidate
 from nccltune.store.searches import keep_search
 
@@ -85,16 +84,16 @@ def answer_from_result(
 
 def _ended_by(result: SearchResult, source: Source, timeout_s: float) -> str:
     """Say why there are fewer trials than asked for; empty where there are as many."""
-    if result.trial_count >= result.trial_limit or result.is_interrupted:
+    if result.is_interrupted:
         return ""
+    if result.trials_end is TrialsEnd.OUT_OF_TIME:
+        return f"--timeout-s {timeout_s:g}: no time was left for more trials"
+    if result.trials_end is not TrialsEnd.EXHAUSTED:
+        return ""
+    what = "the variables that are set already" if source.pinned else "the search space"
     if isinstance(source.bench, RecordingBench):
-        is_empty, what = result.trial_count > len(source.bench.candidates), "the recording"
-    else:
-        is_empty = not Space(source.facts, source.pinned).dimension_count
-        what = "the variables that are set already"
-    if is_empty:
-        return f"{what}: nothing is left to try"
-    return f"--timeout-s {timeout_s:g}: no time was left for more trials"
+        what = "the recording"
+    return f"{what}: nothing is left to try"
 
 
 def memory_left_bytes(demand: Demand, source: Source) -> int | None:
@@ -175,8 +174,10 @@ def _next_command(
         shared = ["--share-gpu"] if result.source == "shared-gpu" else []
         words = ["nccltune", "bench", "--profile", saved.name, *shared, *asked.format_again()]
         return shlex.join(words)
-    if result.verdict is Verdict.INCONCLUSIVE and not is_recording:
-        return invocation.format_again("--resume", trials=2 * result.trial_count)
+    is_exhausted = result.trials_end is TrialsEnd.EXHAUSTED
+    if result.verdict is Verdict.INCONCLUSIVE and not is_recording and not is_exhausted:
+        more = max(2 * result.trial_count, result.trial_limit)
+        return invocation.format_again("--resume", trials=more)
     return ""
 
 

@@ -55,6 +55,7 @@ def search_data(
         "source": result.source,
         "workload": workload,
         "trial_limit": result.trial_limit,
+        "trials_end": str(result.trials_end),
         "pruned_count": result.pruned_count,
         "outcome_counts": {str(name): count for name, count in result.outcome_counts.items()},
         "failures": [_failure(each) for each in result.failures],

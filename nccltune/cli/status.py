@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from nccltune.cli.envelope import Answer, Complaint
 from nccltune.cli.options import json_option
-from nccltune.cli.store_access import access_advice, user_name
 from nccltune.errors import ExitCode, NccltuneError, UsageProblem
 from nccltune.host.fingerprint import MatchKind
 from nccltune.live.drift import KeyState, Verdict
@@ -21,6 +21,7 @@ from nccltune.live.published import Published, read_published
 from nccltune.live.scanner import find_servers
 from nccltune.live.stock import Stock, take_stock
 from nccltune.paths import reading_dir
+from nccltune.store.access import access_advice, user_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -77,7 +78,7 @@ def command(pid: int | None) -> Answer:
             code="no_such_server",
         )
     stock = take_stock(servers)
-    if advice := access_advice(stock.profile):
+    if stock.profile.problem and (advice := access_advice(Path(stock.profile.path))):
         stock = replace(stock, profile=replace(stock.profile, advice=advice))
     published = read_published()
     errors = tuple(_complaints(stock))

@@ -19,11 +19,17 @@ _OWN_WORDS = (
 )
 
 
-def usage_message(error: click.ClickException) -> str:
-    """Say what is wrong with the command line, and where its help is."""
+def usage_message(error: click.ClickException, typed: str = "") -> str:
+    """Say what is wrong with the command line, and where its help is.
+
+    Args:
+        error: from click.
+        typed: the command's words, for an error that does not know its command: click's own for an
+            option that lacks its argument.
+    """
     message = _said(error)
     context = error.ctx if isinstance(error, click.UsageError) else None
-    command = context.command_path if context is not None else "nccltune"
+    command = context.command_path if context is not None else f"nccltune {typed}".rstrip()
     joint = " See" if message.endswith("?") else "; see"
     return f"{message}{joint} {command} --help"
 

@@ -22,6 +22,7 @@ from nccltune.host.facts import nccl_version
 from nccltune.host.hardware import Gpu, Hardware, read_gpus
 from nccltune.paths import reading_dir
 from nccltune.payloads.model_config import load_model_shape
+from nccltune.sglang.argv import environ_at_server
 from nccltune.sglang.command import LaunchCommand, parse_launch
 from nccltune.store import ActiveState, read_active
 
@@ -74,7 +75,7 @@ class Case:
     """Everything that several checks need.
 
     Attributes:
-        environ: of the launch: the caller's, with what the command itself sets.
+        environ: what SGLang finds: the caller's, but for what ``env`` in the command does to it.
         interpreter: of the server; its path is None where that is not known.
         server: what that interpreter would load; None where it gave no answer.
         server_problem: why not.
@@ -162,12 +163,12 @@ def read_case(sources: Sources, *, python: Path | None = None, argv: tuple[str, 
         FileError: the launch's ``--config`` file cannot be used.
     """
     launch = parse_launch(argv) if argv else None
-    environ = {**sources.environ, **(launch.environment if launch else {})}
+    environ = environ_at_server(argv, sources.environ) if launch else sources.environ
     interpreter = _interpreter(python, argv, environ)
     server, server_problem = _ask(sources, interpreter, environ)
     hardware, nvml_error = _hardware(sources)
-    chosen = choose(hardware, sources.environ, launch)
-    folder, state_problem = _state_dir(environ)
+    chosen = choose(hardware, environ, launch)
+    folder, state_problem = _state_dir(sources.environ)
     shape, shape_problem = _shape(launch)
     return Case(
         sources=sources,

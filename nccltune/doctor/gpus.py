@@ -10,7 +10,6 @@ from nccltune.errors import HostError, NccltuneError, UsageProblem
 from nccltune.host.gpu_choice import VARIABLE, visible_gpus
 from nccltune.host.launch_gpus import gpus_of_launch
 from nccltune.host.match import needed_gpus
-from nccltune.sglang.argv import environ_at_server
 
 if TYPE_CHECKING:
     from nccltune.host.hardware import Gpu, Hardware
@@ -32,20 +31,19 @@ def choose(
 
     Args:
         hardware: what the host has; None where NVML cannot be used.
-        environ: what the launch is started in.
+        environ: what SGLang finds, as ``environ_at_server`` gives it.
         launch: None where there is none.
     """
     if hardware is None:
         return Choice()
-    seen = environ if launch is None else environ_at_server(launch.argv, environ)
     try:
-        visible = visible_gpus(hardware, seen.get(VARIABLE))
+        visible = visible_gpus(hardware, environ.get(VARIABLE))
         if launch is not None and needed_gpus(launch) > len(visible):
             return Choice(visible, error=_too_few(needed_gpus(launch), hardware))
         count = len(visible) if launch is None else max(1, launch.tp_size // launch.nnodes)
         # One GPU is no error by itself: it is looked at as several would be.
         is_one = count == 1
-        gpus = gpus_of_launch(hardware, seen, launch, max(2, count), is_shared=is_one)
+        gpus = gpus_of_launch(hardware, environ, launch, max(2, count), is_shared=is_one)
         return Choice(visible, gpus[:count])
     except (UsageProblem, HostError) as error:
         return Choice(error=error)

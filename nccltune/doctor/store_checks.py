@@ -14,6 +14,7 @@ from nccltune.host.match import group_of, restricted
 from nccltune.inject.resolver import resolve
 from nccltune.paths import HOME_VARIABLE, state_dir
 from nccltune.store import Policy, read_policy
+from nccltune.store.access import access_advice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,12 +54,12 @@ def _state_folder(case: Case) -> Check:
     if mount is None:
         return Check(name, Status.SKIP, f"no mount holds {folder}")
     # Something to lose makes it a failure: this is how profiles were lost.
-    has_profiles = case.active.name is not None or any((folder / "profiles").glob("*.json"))
+    has_profiles = case.active.name is not None or _has_profiles(folder)
     worst = Status.FAIL if has_profiles else Status.WARN
     if loss := _loss(case, mount):
         kept = "and what is kept there goes with it" if has_profiles else "and nothing would last"
         return Check(name, worst, f"{folder} {loss}, {kept}", _LASTING_FIX)
-    if folder != state_dir(case.environ):
+    if folder != state_dir(case.sources.environ):
         # Launches only read the host's store; what this user keeps goes into a folder of his own.
         message = f"{folder} is the host's, which launches of this user read"
         return Check(name, Status.OK, message)
@@ -81,11 +82,22 @@ def _loss(case: Case, mount: Mount) -> str:
 def _is_container(case: Case) -> bool:
     root = case.sources.root
     has_mark = any((root / mark).exists() for mark in _CONTAINER_MARKS)
-    return has_mark or _KUBERNETES_VARIABLE in case.environ
+    return has_mark or _KUBERNETES_VARIABLE in case.sources.environ
+
+
+def _has_profiles(folder: Path) -> bool:
+    """Tell whether there are profiles to lose; what may not be looked at may well be there."""
+    try:
+        return any(path.suffix == ".json" for path in (folder / "profiles").iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
 
 
 def _is_writable(folder: Path) -> bool:
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    # Not by Path.exists, which raises where a folder above may not be entered.
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110
     return os.access(there, os.W_OK | os.X_OK)
 
 
@@ -93,7 +105,7 @@ def _active_profile(case: Case) -> Check:
     name = "active_profile"
     active = case.active
     if active.problem is not None:
-        fix = "import it again, or: nccltune profile rollback"
+        fix = _access(case) or "import it again, or: nccltune profile rollback"
         message = f"launches start on defaults: {active.problem}"
         return Check(name, Status.FAIL, message, fix)
     if active.profile is None:
@@ -104,6 +116,11 @@ def _active_profile(case: Case) -> Check:
     at = f" at {active.activated_at}" if active.activated_at else ""
     message = f"profile {active.name} with {count}, activated{how}{at}"
     return Check(name, Status.OK, message)
+
+
+def _access(case: Case) -> str:
+    """Say what to open for a user who may not read the store: no step between profiles helps."""
+    return "" if case.active.problem is None else access_advice(case.active.path)
 
 
 def _profile_match(case: Case) -> Check:
@@ -152,7 +169,8 @@ def _for_launch(case: Case) -> Iterator[Check]:
     except NccltuneError as error:
         policy, complaint = Policy(), str(error)
     if complaint:
-        yield Check("policy", Status.WARN, complaint, "correct the file, or remove it")
+        fix = _access(case) or "correct the file, or remove it"
+        yield Check("policy", Status.WARN, complaint, fix)
     decision = resolve(
         argv=case.launch.argv,
         environ=case.sources.environ,
@@ -165,7 +183,7 @@ def _for_launch(case: Case) -> Iterator[Check]:
         gpu_architecture=case.gpus[0].compute_capability if case.gpus else None,
         shape=case.shape,
     )
-    yield _from_decision(name, decision)
+    yield _from_decision(name, decision, _access(case))
 
 
 def _as_launches_see_it(case: Case) -> Fingerprint | None:
@@ -176,11 +194,12 @@ def _as_launches_see_it(case: Case) -> Fingerprint | None:
     return replace(here, nccl_version=case.assumed_nccl)
 
 
-def _from_decision(name: str, decision: Decision) -> Check:
+def _from_decision(name: str, decision: Decision, access: str) -> Check:
     if not decision.is_applied:
         message = f"this launch gets no profile: {decision.reason}"
         if decision.is_degraded:
-            return Check(name, Status.FAIL, message, "nccltune search, or nccltune profile off")
+            fix = access or "nccltune search, or nccltune profile off"
+            return Check(name, Status.FAIL, message, fix)
         return Check(name, Status.OK, message)
     kept = [f"{n}={v} (the operator's)" for n, v in decision.kept_from_operator.items()]
     lost = [f"{n}={v} ({why})" for n, v, why in decision.overwritten_by_sglang]

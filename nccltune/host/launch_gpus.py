@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from nccltune.host.gpu_choice import VARIABLE, choose_gpus
 from nccltune.host.match import first_group
-from nccltune.sglang.argv import environ_at_server
 
 if TYPE_CHECKING:
     from nccltune.host.hardware import Gpu, Hardware
@@ -26,7 +25,7 @@ def gpus_of_launch(
 
     Args:
         hardware: what the host has.
-        environ: what the command is started in; its own ``env`` words win.
+        environ: what SGLang finds, as ``environ_at_server`` gives it.
         command: the launch; None where there is none, and then the first visible GPUs are meant.
         rank_count: tensor-parallel size; None for that of the launch, or for all visible GPUs.
         is_shared: put all ranks on the first of these GPUs.
@@ -35,10 +34,9 @@ def gpus_of_launch(
         HostError: there is no GPU to use, or MIG is on.
         UsageProblem: as for ``choose_gpus``.
     """
+    visible = environ.get(VARIABLE)
     if command is None:
-        visible = environ.get(VARIABLE)
         return choose_gpus(hardware, visible, rank_count, is_shared=is_shared)
     count = command.tp_size if rank_count is None else rank_count
-    visible = environ_at_server(command.argv, environ).get(VARIABLE)
     group = first_group(command, count)
     return choose_gpus(hardware, visible, count, is_shared=is_shared, group=group)

@@ -8,6 +8,7 @@ a launch starts it after all, for it does so anyway; a look at somebody else's s
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -135,12 +136,23 @@ def _likely_dirs(python: Path, environ: Mapping[str, str], files: SeenFiles) -> 
         yield from _site_dirs(prefix, version, files)
         if venv.get("include-system-site-packages") != "true":
             return
-    elif home := environ.get("HOME"):
+    elif home := _home(environ, files):
         yield from _site_dirs(Path(home, ".local"), version, files)
     base = binary.parent.parent
     yield from _site_dirs(base, version, files)
     yield from _versions(base / "local/lib", version, "dist-packages", files)
     yield base / "lib/python3/dist-packages"
+
+
+def _home(environ: Mapping[str, str], files: SeenFiles) -> str:
+    """Return where a user's packages are; without ``HOME`` Python asks the user database."""
+    home = environ.get("HOME", "")
+    if home or not files.may_run:  # another's server: neither its user nor its database is ours
+        return home
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""
 
 
 def _site_dirs(prefix: Path, version: str, files: SeenFiles) -> Iterator[Path]:

@@ -148,15 +148,15 @@ def _decide(
     shape: ModelShape | None = None
     version: str | None = None
     if command is not None:
-        python = find_python(argv, environ)
-        seen = {**environ, **command.environment}
+        # Of one environment all of it: what SGLang will find, and nothing that env keeps from it.
+        seen = environ_at_server(argv, environ)
+        python = find_python(argv, seen)
         shape = read_shape(command)
         version = (
             None if python is None else installed_version(package_dirs(python, seen), "sglang")
         )
         # Last, for another process may be waiting for the driver meanwhile.
-        at_server = environ_at_server(argv, environ)
-        facts, host_problem = _host(python, seen, at_server, read_gpus)
+        facts, host_problem = _host(python, seen, read_gpus)
     decision = resolve(
         argv=argv,
         environ=environ,
@@ -192,17 +192,14 @@ def _store(
 
 
 def _host(
-    python: str | None,
-    environ: Mapping[str, str],
-    at_server: Mapping[str, str],
-    read_gpus: GpuReader | None,
+    python: str | None, environ: Mapping[str, str], read_gpus: GpuReader | None
 ) -> tuple[HostFacts | None, str]:
     # Loaded here, for a launch that gets no profile never looks at the host.
     from nccltune.host.facts import nccl_version, read_visible, with_nccl
 
     try:
         version = nccl_version(python, environ)
-        return with_nccl((read_gpus or read_visible)(at_server), version), ""
+        return with_nccl((read_gpus or read_visible)(environ), version), ""
     except NccltuneError as error:
         return None, str(error)
 

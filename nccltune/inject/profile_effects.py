@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from nccltune.envvars import CATALOGUE
 from nccltune.inject.overrides import overwritten
+from nccltune.sglang.argv import environ_at_server
 from nccltune.sglang.command import parse_launch
 from nccltune.sglang.defaults import EnvironmentWrite, writes_for
 
@@ -52,7 +53,7 @@ def effects_on(
     """
     if not argv:
         return tuple(_in_general(name) for name in sorted(settings))
-    writes = writes_for(parse_launch(argv), version, settings)
+    writes = writes_for(parse_launch(argv), version, environ_at_server(argv, settings))
     lost = {name: (written, reason) for name, written, reason in overwritten(settings, writes)}
     by_name = {write.variable: write for write in writes}
     return tuple(

@@ -18,6 +18,7 @@ from nccltune.inject.screening import ANY_HOST, doubt_about, screen
 from nccltune.inject.wrappers import Way
 from nccltune.profile import source_doubt
 from nccltune.sglang.allreduce_path import all_reduce_path
+from nccltune.sglang.argv import environ_at_server
 from nccltune.sglang.defaults import writes_for
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def resolve(
         shape,
         gpu_architecture=gpu_architecture,
         has_full_nvlink=has_full_nvlink(here, command),
-        environ=environ,
+        environ=environ_at_server(argv, environ),
         version=sglang_version,
     )
     is_insisted_on = is_any_host or (here is not None and active.is_insisted_on(here.gpu_uuids))
@@ -144,13 +145,14 @@ def _with(
     ours = names_of_ours(environ, profile.settings, digest)
     way = Way.of(command.argv)
     inherited = {name: value for name, value in environ.items() if name not in ours}
-    shares = share_out(profile.settings, {**way.arriving(inherited), **command.environment})
+    shares = share_out(profile.settings, environ_at_server(command.argv, inherited))
     applied, losses = way.arriving(shares.applied), way.losses(shares.applied)
     if shares.applied and not applied:
         reason = f"profile {profile.name} would not reach the server: {'; '.join(losses)}"
         decision = _without(environ, reason, is_degraded=True)
         return replace(decision, match=match.kind, path=path)
-    lost = overwritten(applied, writes_for(command, sglang_version, environ))
+    at_server = environ_at_server(command.argv, environ)
+    lost = overwritten(applied, writes_for(command, sglang_version, at_server))
     differing = {
         name: value for name, value in shares.kept.items() if value != profile.settings.get(name)
     }

@@ -89,9 +89,8 @@ class ServerFacts:
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """The environment that its launch command is judged in."""
-        words = self.command.environment if self.command else {}
-        return {**(self.launch_environ or {}), **words}
+        """The environment that its launch command is judged in: whatever ``env`` did is done."""
+        return self.launch_environ or {}
 
 
 def read_facts(
@@ -111,7 +110,7 @@ def read_facts(
     launch = _read_launch(server, files)
     python = version = None
     if process is not None and launch.argv:
-        variables = {**(own or {}), **(launch.command.environment if launch.command else {})}
+        variables = own or {}
         python = _python_of(process, variables, files, root)
         if python is not None:
             version = installed_version(package_dirs(python, variables, files), "sglang", files)

@@ -26,7 +26,7 @@ from nccltune.search.journal import (
 )
 from nccltune.search.objective import Objective
 from nccltune.search.report import Report
-from nccltune.search.result import Progress, SearchObserver, SearchResult, Stage
+from nccltune.search.result import Progress, SearchObserver, SearchResult, Stage, TrialsEnd
 from nccltune.search.space import HostFacts, Space
 from nccltune.search.trials import BASELINE_EVERY, Trials, Tried
 
@@ -152,9 +152,10 @@ class _Search:
     def run(self) -> SearchResult:
         """Go through all stages; an interrupt ends them, and what is known is reported."""
         finals: Finals | None = None
+        trials_end, is_interrupted = TrialsEnd.INTERRUPTED, False
         try:
             self._measure_baseline()
-            self._run_trials()
+            trials_end = self._run_trials()
             if isinstance(self._bench, FreshBench) and self._plan.use_duel:
                 finals = Finals(
                     self._bench,
@@ -166,8 +167,10 @@ class _Search:
                 )
                 finals.run()
         except KeyboardInterrupt:
-            return self._report.result(finals, self._elapsed_s, is_interrupted=True)
-        return self._report.result(finals, self._elapsed_s, is_interrupted=False)
+            is_interrupted = True
+        return self._report.result(
+            finals, self._elapsed_s, trials_end=trials_end, is_interrupted=is_interrupted
+        )
 
     @property
     def _elapsed_s(self) -> float:
@@ -189,15 +192,18 @@ class _Search:
         self._follow(Stage.BASELINE, {}, None)
         self._follow(Stage.BASELINE, {}, self._trials.measure_baseline())
 
-    def _run_trials(self) -> None:
+    def _run_trials(self) -> TrialsEnd:
+        """Make the trials, and return why there are no more."""
         plan = self._plan
         given = self._given()
         waiting = list(given)
         since_baseline = 0
-        while len(self._trials.finished) < plan.trial_count and self._has_time_for_trials():
+        while len(self._trials.finished) < plan.trial_count:
+            if not self._has_time_for_trials():
+                return TrialsEnd.OUT_OF_TIME
             settings = waiting.pop(0) if waiting else self._trials.propose()
             if settings is None:
-                return
+                return TrialsEnd.EXHAUSTED
             if since_baseline >= BASELINE_EVERY and not self._bench.baseline_launches():
                 self._measure_baseline()
                 since_baseline = 0
@@ -209,6 +215,7 @@ class _Search:
                 self._follow(Stage.SEARCH, settings, tried.launch, tried)
             elif settings in given:
                 waiting.insert(0, settings)  # the host's fault: these settings are still to come
+        return TrialsEnd.COMPLETE
 
     def _given(self) -> list[Settings]:
         """Return what is to be measured before the sampler proposes, where it can be measured.

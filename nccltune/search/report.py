@@ -15,6 +15,7 @@ from nccltune.search.result import (
     Interval,
     PayloadRow,
     SearchResult,
+    TrialsEnd,
     Verdict,
 )
 from nccltune.stats import interval_from_baseline_spread
@@ -61,7 +62,12 @@ class Report:
         self._study_path = study_path
 
     def result(
-        self, finals: Finals | None, duration_s: float, *, is_interrupted: bool
+        self,
+        finals: Finals | None,
+        duration_s: float,
+        *,
+        trials_end: TrialsEnd,
+        is_interrupted: bool,
     ) -> SearchResult:
         """Return what is known now."""
         winner, ratio, interval, verdict = self._answer(finals)
@@ -100,6 +106,7 @@ class Report:
             is_interrupted=is_interrupted,
             pruned_count=sum(tried.launch.is_pruned for tried in self._trials.finished),
             trial_limit=self._plan.trial_count,
+            trials_end=trials_end,
             baseline_noise=self._trials.baseline_noise,
             baseline_count=len(self._trials.baselines),
             phases_s={"engine": self._trials.engine_s},

@@ -23,6 +23,22 @@ class Verdict(StrEnum):
     INCONCLUSIVE = "inconclusive"
 
 
+class TrialsEnd(StrEnum):
+    """Why a search made no more trials."""
+
+    COMPLETE = "complete"
+    """There are as many as were asked for."""
+
+    EXHAUSTED = "exhausted"
+    """Nothing was left to try."""
+
+    OUT_OF_TIME = "out_of_time"
+    """The time limit left none for more, beside what proving the winner takes."""
+
+    INTERRUPTED = "interrupted"
+    """Somebody stopped the search before."""
+
+
 @dataclass(frozen=True, slots=True)
 class PayloadRow:
     """One payload of the final table: baseline beside tuned, medians in us."""
@@ -127,7 +143,7 @@ class SearchResult:
     baseline's; below 1 is faster. ``duel``, ``ablation`` and ``collectives`` are None where they
     were not run; ``not_run`` says why. ``gathers`` is empty where none were timed.
     ``pruned_count`` of the trials ended early, because what had been measured ruled them out;
-    ``trial_limit`` is how many there were to be.
+    ``trial_limit`` is how many there were to be, and ``trials_end`` why there are no more.
     ``baseline_noise``: standard deviation of the log score over ``baseline_count`` launches of the
     baseline.
     """
@@ -156,6 +172,7 @@ class SearchResult:
     is_interrupted: bool = False
     pruned_count: int = 0
     trial_limit: int = 0
+    trials_end: TrialsEnd = TrialsEnd.COMPLETE
     baseline_noise: float | None = None
     baseline_count: int = 0
     phases_s: Mapping[str, float] = field(default_factory=dict)

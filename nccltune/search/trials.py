@@ -15,6 +15,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from optuna.trial import TrialState
@@ -231,7 +232,9 @@ class Trials:
         if self._is_random:
             found = self._first_new(draw_evenly(self._space, self._rng))
         elif left is None:
-            found = self._first_new(self._model().proposals(self._rng))
+            # The model changes the best trial in one place or two; what is left is drawn.
+            drawn = draw_evenly(self._space, self._rng)
+            found = self._first_new(chain(self._model().proposals(self._rng), drawn))
         else:
             found = self._most_hopeful(left)
         if found is None and left:

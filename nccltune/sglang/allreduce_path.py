@@ -132,7 +132,7 @@ def all_reduce_path(
         shape: its model, None where the config cannot be read.
         gpu_architecture: compute capability as ``sm90``; None where not known.
         has_full_nvlink: whether every pair of GPUs has NVLink; None where not known.
-        environ: the environment that the launch is started in; its own ``env`` words win.
+        environ: what SGLang finds, as ``environ_at_server`` gives it.
         version: of the SGLang that runs it; None counts as the newest.
     """
     facts = _Facts(
@@ -140,7 +140,7 @@ def all_reduce_path(
         architecture=shape.architecture if shape else None,
         gpu_major=_gpu_major(gpu_architecture),
         has_full_nvlink=has_full_nvlink,
-        environ={**environ, **command.environment},
+        environ=environ,
         version=version,
     )
     rules: list[Callable[[_Facts], PathVerdict | None]]

@@ -82,7 +82,7 @@ def writes_for(
     Args:
         command: the launch.
         version: of the SGLang that runs it; None counts as the newest.
-        environ: the environment it is started in.
+        environ: what SGLang finds, as ``environ_at_server`` gives it; None for nothing.
     """
     writes = [_cumem(command), _nvls(command)]
     if command.dcp_size > 1 and is_at_least(version, GRAPH_MIXING_RELEASE):
@@ -97,7 +97,7 @@ def writes_for(
         reason = "--moe-a2a-backend deepep_v2"
         writes.append(EnvironmentWrite("EP_REUSE_NCCL_COMM", "0", False, reason))
     if command.is_deterministic and command.tp_size > 1:
-        writes += _deterministic(version, {**(environ or {}), **command.environment})
+        writes += _deterministic(version, environ or {})
     writes.append(EnvironmentWrite("CUDA_DEVICE_MAX_CONNECTIONS", "8", True, "every launch"))
     return writes
 

@@ -551,7 +551,9 @@ def test_a_profile_that_env_keeps_out_does_not_meet_the_requirement(
     settings = {name: SETTINGS[name] for name in names.values()}
     save_candidate(host.profile(settings=settings))
     activate("kimi", reason="manual")
-    command = ("env", *words.split(), *host.command)
+    # The server's own packages are to be found all the same.
+    packages = f"PYTHONPATH={host.environ()['PYTHONPATH']}"
+    command = ("env", *words.split(), packages, *host.command)
 
     ran = run(host, "--require-profile", command=command)
 

@@ -19,6 +19,8 @@ import pytest
 
 from nccltune.cli.envelope import Answer, plain
 from nccltune.cli.status import command
+from nccltune.doctor import Sources, read_case
+from nccltune.doctor.store_checks import check_store
 from nccltune.errors import ExitCode
 from nccltune.live.procfs import read_process
 from nccltune.live.scanner import find_servers
@@ -27,6 +29,7 @@ from nccltune.profile import Profile
 from nccltune.store import activate, deactivate, profiles_dir, save_candidate
 from nccltuned.child import call_in_child
 from tests.support.command_line import FINGERPRINT
+from tests.support.fake_nvml import nvswitch_host
 from tests.support.service import PYTHONPATH, run_command, started, wait_for
 from tests.support.standin_sglang.program import free_port, serve_command, wait_until_up
 
@@ -320,12 +323,19 @@ def test_status_of_a_store_that_this_user_may_not_read_advises_what_helps(
         os.setresuid(65534, 65534, 65534)
         answer = command.main([], standalone_mode=False)
         assert isinstance(answer, Answer)
+        words = "serve /nowhere/model --tp 2 --speculative-algorithm EAGLE3"
+        launch = ("/nowhere/sglang", *words.split())
+        sources = Sources(dict(os.environ), nvml=nvswitch_host(2))
+        case = read_case(sources, python=Path("/nowhere/python"), argv=launch)
+        checks = {each.id: each.fix for each in check_store(case)}
         data = json.loads(json.dumps(plain(answer.data)))
         messages = [each.message for each in answer.errors if each.code == "profile_not_used"]
         return {
             "advice": data["active"]["advice"],
             "message": messages[0] if messages else "",
             "shown": "\n".join(map(str, answer.show())),
+            "doctor": [checks["active_profile"], checks["profile_for_launch"]],
+            "policy": checks.get("policy"),
         }
 
     def ask() -> dict[str, Any]:
@@ -340,6 +350,7 @@ def test_status_of_a_store_that_this_user_may_not_read_advises_what_helps(
     try:
         save_candidate(Profile("mine", SETTINGS))
         activate("mine", reason="manual")
+        right = "into" if path.is_dir() else "read"
         for each in (outer, *outer.rglob("*")):
             each.chmod(0o755)
         before = ask()
@@ -348,9 +359,13 @@ def test_status_of_a_store_that_this_user_may_not_read_advises_what_helps(
     finally:
         shutil.rmtree(outer)
 
-    advice = f"let nobody read {path}, which belongs to root, or set NCCLTUNE_HOME to a folder"
+    advice = (
+        f"let user nobody {right} {path}, which belongs to root, or set NCCLTUNE_HOME to a folder"
+    )
     assert (before["advice"] or "").count("NCCLTUNE_HOME") == 0
     assert found["advice"].startswith(advice)
+    assert found["doctor"] == [found["advice"]] * 2
+    assert found["policy"] in (None, found["advice"])
     assert f"; {advice}" in found["message"]
     assert f"to do           {advice}" in found["shown"]
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nccltune.bench.report import BenchReport, BenchRow, Spread
+from nccltune.cli.invocation import Invocation
+from nccltune.cli.search_answer import answer_from_result
+from nccltune.cli.workload import Demand, WorkloadOptions
 from nccltune.measurement import Launch, Outcome
+from nccltune.payloads.derive import default_workload
 from nccltune.search.result import (
     AblationStep,
     Comparison,
@@ -17,6 +21,10 @@ from nccltune.search.result import (
     SearchResult,
     Verdict,
 )
+
+if TYPE_CHECKING:
+    from nccltune.cli.envelope import Answer
+    from nccltune.cli.sources import Source
 
 TUNED = {
     "NCCL_MIN_CTAS": "8",
@@ -108,6 +116,23 @@ INCONCLUSIVE = replace(
     memory_bytes_per_gpu=None,
     not_run="duel and ablation were not run: time was over",
 )
+
+
+def answer_of(
+    result: SearchResult, source: Source, *words: str, timeout_s: float = 600.0
+) -> Answer:
+    """Return what ``nccltune search`` answers, called with these words, on such a result."""
+    return answer_from_result(
+        result,
+        demand=Demand(default_workload(), 2),
+        source=source,
+        name="mine",
+        asked=WorkloadOptions(),
+        invocation=Invocation.from_arguments(["search", *words]),
+        path=None,
+        notice="",
+        timeout_s=timeout_s,
+    )
 
 
 def bench_report(**changes: Any) -> BenchReport:

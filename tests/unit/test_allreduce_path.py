@@ -22,9 +22,8 @@ def path(
     nvlink: bool | None = True,
     environ: Mapping[str, str] | None = None,
     version: str | None = "0.5.23",
-    wrapper: str = "",
 ) -> PathVerdict:
-    command = parse_launch(f"{wrapper} python -m sglang.launch_server {flags}".split())
+    command = parse_launch(f"python -m sglang.launch_server {flags}".split())
     return all_reduce_path(
         command,
         shape,
@@ -264,14 +263,6 @@ def test_path_with_pcie_ipc_of_unknown_release_claims_nothing() -> None:
 
 def test_path_with_pcie_ipc_on_nvlink_is_custom_first() -> None:
     assert path("--tp 8", environ=PCIE_IPC).path is AllReducePath.CUSTOM
-
-
-def test_path_reads_variables_that_the_command_sets() -> None:
-    wrapper = "env SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=true"
-
-    verdict = path("--tp 8", gpu="sm120", nvlink=False, wrapper=wrapper)
-
-    assert verdict.path is AllReducePath.FLASHINFER_PCIE_IPC
 
 
 @pytest.mark.parametrize(

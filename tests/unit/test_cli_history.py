@@ -7,21 +7,17 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nccltune.cli import main
-from nccltune.cli.invocation import Invocation
-from nccltune.cli.search_answer import answer_from_result
 from nccltune.cli.search_data import SavedProfile, search_data
 from nccltune.cli.sources import Source
 from nccltune.cli.trend import BLOCKS, PLAIN_BLOCKS, draw_sparkline
 from nccltune.cli.verify_answer import conclude
 from nccltune.cli.verify_data import judgement_data
-from nccltune.cli.workload import Demand, WorkloadOptions
 from nccltune.paths import state_dir
-from nccltune.payloads.derive import default_workload
 from nccltune.sglang.defaults import SGLANG_BASE_ENVIRONMENT
 from nccltune.store import searches
 from nccltune.store.reading import read_text
@@ -31,7 +27,10 @@ from nccltune.verify.model import RankState
 from nccltune.verify.record import VerifyRecord, save
 from tests.support.boots import HOST, ON_PATH, mirrored, record_of
 from tests.support.command_line import FACTS, FakeBench, envelope_of
-from tests.support.results import IMPROVED, KEEP_DEFAULT
+from tests.support.results import IMPROVED, KEEP_DEFAULT, answer_of
+
+if TYPE_CHECKING:
+    from nccltune.search.result import SearchResult
 
 Capture = pytest.CaptureFixture[str]
 
@@ -371,20 +370,9 @@ def test_history_fits_the_terminal_and_ends_with_a_baseline(
 # What a search leaves.
 
 
-def searched(result: Any, bench: Any) -> None:
-    demand = Demand(default_workload(), 2)
+def searched(result: SearchResult, bench: Any) -> None:
     source = Source(bench=bench, place="2x-H200", facts=FACTS, fingerprint=HOST.to_json())
-    answer_from_result(
-        result,
-        demand=demand,
-        source=source,
-        name="mine",
-        asked=WorkloadOptions(),
-        invocation=Invocation.from_arguments(["search"]),
-        path=None,
-        notice="",
-        timeout_s=600.0,
-    )
+    answer_of(result, source)
 
 
 def test_a_search_without_a_winner_is_in_the_history(capsys: Capture) -> None:

@@ -21,7 +21,8 @@ from nccltune.store import activate, find_profile, list_profiles, profiles_dir, 
 from nccltune.store.files import Where
 from nccltune.verify.judging.judgement import Verdict
 from tests.support.boots import DEFAULT_ARM, FAST_ARM, mirrored, record_of
-from tests.support.command_line import FINGERPRINT, envelope_of
+from tests.support.command_line import FINGERPRINT
+from tests.support.profiles import profile_verb
 
 if TYPE_CHECKING:
     from nccltune.cli.envelope import Complaint
@@ -30,10 +31,6 @@ SETTINGS = {"NCCL_PROTO": "allreduce:LL"}
 MINE = Profile("mine", SETTINGS, source="gpus", fingerprint=FINGERPRINT.to_json())
 FOLK = "folk-ll-ring"
 PROFILES = "profiles"
-
-
-def profile_verb(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    return envelope_of(capsys, "profile", *words)
 
 
 def close(monkeypatch: pytest.MonkeyPatch, folder: Path, *, may_enter: bool = False) -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from nccltune.cli import launch as launch_verb
-from nccltune.cli import launch_tuning
+from nccltune.cli import launch_tuning, main
 from nccltune.cli.envelope import Complaint
 from nccltune.cli.invocation import Invocation
 from nccltune.cli.launch import command
@@ -271,6 +271,19 @@ def test_launch_with_options_that_make_no_sense_says_so_in_the_report_too(
     envelope = json.loads(path.read_text())
     assert (envelope["status"], envelope["exit_code"]) == ("error", 2)
     assert envelope["errors"][0]["code"] == "usage"
+
+
+@pytest.mark.parametrize("words", [("--policy",), ("--policy", "some"), ("--no-such-option",)])
+def test_report_of_options_that_make_no_sense_points_to_the_help_of_launch(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+
+    main(["launch", "--report-file", str(path), *words])
+
+    [error] = json.loads(path.read_text())["errors"]
+    assert error["message"].endswith("; see nccltune launch --help")
+    assert error["message"] in capsys.readouterr().err
 
 
 def test_launch_leaves_the_options_of_the_command_alone(

@@ -9,30 +9,18 @@ import pytest
 
 from nccltune.cli import host_check, main
 from nccltune.errors import HostError
-from nccltune.profile import Profile, format_profile
+from nccltune.profile import Profile
 from nccltune.store import profiles_dir, read_active, save_candidate
-from tests.support.command_line import FINGERPRINT, envelope_of
+from tests.support.command_line import FINGERPRINT
+from tests.support.profiles import MINE, SETTINGS, profile_verb, put
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-SETTINGS = {"NCCL_PROTO": "allreduce:LL", "NCCL_THREAD_THRESHOLDS": "-2 -2 -2 4 -2 -2"}
-MINE = Profile("mine", SETTINGS, source="gpus", fingerprint=FINGERPRINT.to_json())
 
 
 @pytest.fixture(autouse=True)
 def same_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_check, "read_here", lambda _python: FINGERPRINT)
-
-
-def put(path: Path, profile: Profile) -> Path:
-    path.write_text(format_profile(profile))
-    path.chmod(0o600)
-    return path
-
-
-def profile_verb(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    return envelope_of(capsys, "profile", *words)
 
 
 @pytest.mark.parametrize("source", ["gpus", "", "shipped", "shared-gpu", "recording:h200-2x-shm"])

@@ -14,18 +14,16 @@ from nccltune.cli import host_check, main
 from nccltune.errors import HostError
 from nccltune.export import EXPORTS
 from nccltune.host.match import restricted
-from nccltune.profile import Profile, format_profile
+from nccltune.profile import format_profile
 from nccltune.store import profiles_dir, read_active, save_candidate
-from tests.support.command_line import FINGERPRINT, envelope_of
+from tests.support.command_line import FINGERPRINT
 from tests.support.fake_nvml import island_host
 from tests.support.gpu_launches import launch, read, seen_by
+from tests.support.profiles import MINE, SETTINGS, profile_verb, put
 from tests.support.readers import READERS
 
 if TYPE_CHECKING:
     from nccltune.host.fingerprint import Fingerprint
-
-SETTINGS = {"NCCL_PROTO": "allreduce:LL", "NCCL_THREAD_THRESHOLDS": "-2 -2 -2 4 -2 -2"}
-MINE = Profile("mine", SETTINGS, source="gpus", fingerprint=FINGERPRINT.to_json())
 
 
 def be(monkeypatch: pytest.MonkeyPatch, here: Fingerprint) -> None:
@@ -36,16 +34,6 @@ def be(monkeypatch: pytest.MonkeyPatch, here: Fingerprint) -> None:
 @pytest.fixture(autouse=True)
 def same_host(monkeypatch: pytest.MonkeyPatch) -> None:
     be(monkeypatch, FINGERPRINT)
-
-
-def put(path: Path, profile: Profile) -> Path:
-    path.write_text(format_profile(profile))
-    path.chmod(0o600)
-    return path
-
-
-def profile_verb(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    return envelope_of(capsys, "profile", *words)
 
 
 # activate
@@ -399,6 +387,23 @@ def test_list_and_show_say_which_one_is_active(capsys: pytest.CaptureFixture[str
     assert (states["mine"], states["other"]) == ("active", "candidate")
     assert listed["active"] == "mine"
     assert shown["state"] == "active"
+
+
+def test_list_calls_the_active_one_active_where_its_file_is_broken(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    save_candidate(MINE)
+    profile_verb(capsys, "activate", "mine")
+    for name in ("mine", "other"):
+        (profiles_dir() / f"{name}.json").write_text("{")
+
+    listed = profile_verb(capsys, "list")
+    main(["profile", "list"])
+
+    states = {each["name"]: each["state"] for each in listed["data"]["profiles"]}
+    assert (states["mine"], states["other"]) == ("active", "candidate")
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["mine", "active", "-", "broken"] in rows
 
 
 # import

@@ -6,7 +6,6 @@ import io
 import json
 import re
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,16 +17,13 @@ from rich.console import Console
 from nccltune.cli import main
 from nccltune.cli.bench_report import bench_data, bench_parts
 from nccltune.cli.envelope import plain
-from nccltune.cli.invocation import Invocation
-from nccltune.cli.search_answer import answer_from_result
 from nccltune.cli.search_data import SavedProfile, search_data
 from nccltune.cli.search_report import search_parts
 from nccltune.cli.sources import Source, open_recording
-from nccltune.cli.workload import Demand, WorkloadOptions
+from nccltune.cli.workload import Demand
 from nccltune.measurement import Launch, Outcome
 from nccltune.payloads.derive import default_workload
-from nccltune.search.result import AblationStep
-from nccltune.search.space import THRESHOLDS, Space
+from nccltune.search.result import AblationStep, TrialsEnd
 from tests.support.command_line import FACTS, FakeBench
 from tests.support.results import (
     IMPROVED,
@@ -35,6 +31,7 @@ from tests.support.results import (
     KEEP_DEFAULT,
     PAYLOADS,
     TUNED,
+    answer_of,
     bench_report,
 )
 
@@ -278,23 +275,6 @@ def test_bench_data_has_the_first_candidate_at_the_top_and_all_in_a_list() -> No
 # Why there were no more trials.
 
 
-def told(result: SearchResult, source: Source) -> str:
-    """Return what the report of a command says ended the search; empty where it says nothing."""
-    answer = answer_from_result(
-        result,
-        demand=Demand(default_workload(), 2),
-        source=source,
-        name="mine",
-        asked=WorkloadOptions(),
-        invocation=Invocation.from_arguments(["search"]),
-        path=None,
-        notice="",
-        timeout_s=20.0,
-    )
-    lines = rendered(answer.show(), 200).splitlines()
-    return "".join(line.removeprefix("ended by").strip() for line in lines if "ended by" in line)
-
-
 def recorded() -> Source:
     return open_recording("h200-2x-shm", Demand(default_workload(), 2))
 
@@ -303,35 +283,55 @@ def on_gpus(**pinned: str) -> Source:
     return Source(bench=FakeBench(), place="2x", facts=FACTS, pinned=pinned)  # type: ignore[arg-type]
 
 
-ALL_PINNED = dict.fromkeys((*Space(FACTS, {}).choices, THRESHOLDS), "1")
-CUT = replace(KEEP_DEFAULT, trial_count=27, trial_limit=40)
+SOURCES: dict[str, Callable[[], Source]] = {
+    "recording": recorded,
+    "gpus": on_gpus,
+    "pinned": lambda: on_gpus(NCCL_PROTO="LL"),
+}
+CUT = replace(INCONCLUSIVE, trial_count=9, trial_limit=40)
 OUT_OF_TIME = "--timeout-s 20: no time was left for more trials"
+NOTHING_LEFT = {
+    "recording": "the recording: nothing is left to try",
+    "gpus": "the search space: nothing is left to try",
+    "pinned": "the variables that are set already: nothing is left to try",
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("end", TrialsEnd)
+@pytest.mark.parametrize("is_interrupted", [False, True], ids=["finished", "interrupted"])
+def test_search_with_fewer_trials_than_asked_for_says_what_ended_them(
+    end: TrialsEnd, source: str, is_interrupted: bool
+) -> None:
+    result = replace(CUT, trials_end=end, is_interrupted=is_interrupted)
+
+    answer = answer_of(result, SOURCES[source](), timeout_s=20.0)
+
+    lines = rendered(answer.show(), 200).splitlines()
+    said = [line.removeprefix("ended by").strip() for line in lines if "ended by" in line]
+    reasons = {TrialsEnd.OUT_OF_TIME: OUT_OF_TIME, TrialsEnd.EXHAUSTED: NOTHING_LEFT[source]}
+    reason = None if is_interrupted else reasons.get(end)
+    assert said == ([] if reason is None else [reason])
+    assert answer.data["trials_end"] == str(end)
 
 
 @pytest.mark.parametrize(
-    ("result", "source", "reason"),
+    ("end", "trial_count", "next_command"),
     [
-        (CUT, recorded, OUT_OF_TIME),
-        (CUT, on_gpus, OUT_OF_TIME),
-        (replace(CUT, trial_count=40), recorded, ""),
-        (replace(CUT, trial_count=40), on_gpus, ""),
-        (replace(CUT, is_interrupted=True), on_gpus, ""),
-        (
-            replace(CUT, trial_count=173, trial_limit=400),
-            recorded,
-            "the recording: nothing is left to try",
-        ),
-        (
-            replace(CUT, trial_count=1),
-            partial(on_gpus, **ALL_PINNED),
-            "the variables that are set already: nothing is left to try",
-        ),
+        (TrialsEnd.COMPLETE, 40, "nccltune search --trials 80 --resume"),
+        (TrialsEnd.OUT_OF_TIME, 9, "nccltune search --trials 40 --resume"),
+        (TrialsEnd.OUT_OF_TIME, 30, "nccltune search --trials 60 --resume"),
+        (TrialsEnd.EXHAUSTED, 9, ""),
     ],
 )
-def test_search_with_fewer_trials_than_asked_for_says_what_ended_it(
-    result: SearchResult, source: Callable[[], Source], reason: str
+def test_inconclusive_search_is_gone_on_with_where_there_is_more_to_try(
+    end: TrialsEnd, trial_count: int, next_command: str
 ) -> None:
-    assert told(result, source()) == reason
+    result = replace(CUT, trials_end=end, trial_count=trial_count)
+
+    answer = answer_of(result, on_gpus(), "--trials", "40")
+
+    assert answer.data["next_command"] == next_command
 
 
 def test_search_that_is_cut_by_its_time_limit_says_so(

@@ -152,6 +152,31 @@ def test_a_terminal_that_is_too_narrow_gets_whole_words_too(
     assert all(whole in terminal.getvalue() for whole in WHOLE)
 
 
+@pytest.mark.parametrize("is_terminal", [False, True], ids=["file", "terminal"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_part_that_is_too_wide_makes_no_other_wide(
+    monkeypatch: pytest.MonkeyPatch, shape: str, is_terminal: bool
+) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return is_terminal
+
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("TERM", "xterm")  # a dumb one has 80 columns to rich
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def printed(*parts: RenderableType) -> str:
+        monkeypatch.setattr(sys, "stdout", stream := Stream())
+        print_report(parts)
+        return stream.getvalue()
+
+    wide, prose = SHAPES[shape](), Text(f"{PROSE} {PROSE}")
+
+    assert max(map(len, printed(wide).splitlines())) > 30
+    assert max(map(len, printed(prose).splitlines())) <= 30
+    assert printed(wide, prose, wide) == printed(wide) + printed(prose) + printed(wide)
+
+
 def test_wider_is_never_taller(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,19 @@ def test_every_numeric_option_refuses_letters_in_our_words(
         assert_ours(error.removeprefix("nccltune: "))
 
 
+@pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
+def test_option_without_its_argument_points_to_the_help_of_its_command(
+    capfd: pytest.CaptureFixture[str], name: tuple[str, ...]
+) -> None:
+    for param in COMMANDS[name].params:
+        if not isinstance(param, click.Option) or param.is_flag:
+            continue
+        for words in ([*name, param.opts[0]], ["--json", *name, param.opts[0]]):
+            assert main(words) in (2, 125)
+            said = capfd.readouterr()
+            assert f"; see nccltune {' '.join(name)} --help" in said.out + said.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

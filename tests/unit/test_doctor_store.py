@@ -43,6 +43,26 @@ def keep(host: DoctorHost, **changes: object) -> Profile:
     return profile
 
 
+@pytest.mark.parametrize("place", [{}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}], ids=str)
+@pytest.mark.parametrize("words", [("-i", "PATH=/bin"), ("-u", "NCCLTUNE_HOME")])
+def test_store_is_the_one_that_run_reads_whatever_env_keeps_from_the_server(
+    host: DoctorHost, tmp_path: Path, words: tuple[str, ...], place: dict[str, str]
+) -> None:
+    write_models(tmp_path)
+    keep(host)
+    host.environ = {**place, "SGLANG_PLUGINS": "other"}
+
+    plain = host.look(*launch_words(tmp_path))
+    checks = host.look("env", *words, *launch_words(tmp_path))
+
+    assert checks["state_folder"] == plain["state_folder"]
+    assert checks["active_profile"] == plain["active_profile"]
+    asked_in = host.asked_in[-1]
+    assert "NCCLTUNE_HOME" not in asked_in
+    assert ("SGLANG_PLUGINS" in asked_in) == ("-i" not in words)
+    assert host.case("env", *words, *launch_words(tmp_path)).environ == asked_in
+
+
 # Where the state folder lies.
 
 

@@ -35,7 +35,7 @@ from nccltune.store import (
     read_active,
     save_candidate,
 )
-from tests.support.launch_host import SETTINGS, LaunchHost, make_host, not_mounted
+from tests.support.launch_host import FLAGS, SETTINGS, LaunchHost, make_host, not_mounted
 
 
 @pytest.fixture
@@ -82,6 +82,103 @@ def test_decide_looks_at_the_gpus_that_env_leaves_to_the_server(
     decide_on(host, environ, read_gpus=noted)
 
     assert asked == [None, "7,6"]
+
+
+FOREIGN = {"SGLANG_NCCL_SO_PATH": "/x/libnccl.so.2.99.9"}
+
+
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        ("-u SGLANG_NCCL_SO_PATH", "is applied: identical host"),
+        ("-i PYTHONPATH={path}", "would not reach the server: env -i in the command"),
+    ],
+)
+def test_decide_takes_no_nccl_that_env_keeps_from_the_server(
+    host: LaunchHost, before: str, reason: str
+) -> None:
+    environ = host.environ(**FOREIGN)
+    words = before.format(path=environ["PYTHONPATH"]).split()
+
+    outside = decide_on(host, environ).decision
+    decision = decide_on(host, environ, argv=("env", *words, *host.command)).decision
+
+    assert not outside.is_applied
+    assert "nccl_version (2.28.9 there, 2.99.9 here)" in outside.reason
+    assert decision.match is MatchKind.IDENTICAL
+    assert reason in decision.reason
+
+
+@pytest.mark.parametrize("flags", [(), ("-u", "PYTHONPATH"), ("-u", "SGLANG_NCCL_SO_PATH")])
+def test_decide_shows_one_environment_to_all_who_look_at_the_server(
+    host: LaunchHost, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    seen: dict[str, Mapping[str, str]] = {}
+
+    def packages(_python: str, environ: Mapping[str, str]) -> tuple[Path, ...]:
+        seen["packages"] = environ
+        return (host.site,)
+
+    def nccl(_python: str | None, environ: Mapping[str, str]) -> str:
+        seen["nccl"] = environ
+        return "2.28.9"
+
+    def gpus(environ: Mapping[str, str]) -> HostFacts:
+        seen["gpus"] = environ
+        return read_visible(environ, nvml=host.fake)
+
+    monkeypatch.setattr(inject, "package_dirs", packages)
+    monkeypatch.setattr(host_facts, "nccl_version", nccl)
+    environ = host.environ(**FOREIGN)
+    argv = ("env", *flags, "ADDED=1", *host.command)
+
+    decide_on(host, environ, argv=argv, read_gpus=gpus)
+
+    kept = {name: value for name, value in environ.items() if name not in flags}
+    found = {**kept, "ADDED": "1"}
+    assert seen == {"packages": found, "nccl": found, "gpus": found}
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        ("python3", "outer"),
+        ("env python3", "outer"),
+        ("env PATH={root}/inner python3", "inner"),
+        ("env -u PATH python3", "default"),
+        ("env -i python3", "default"),
+        ("env -i PATH={root}/inner python3", "inner"),
+        ("env -i {root}/other/python3", "other"),
+        ("env -i {root}/other/sglang", "other"),
+    ],
+)
+def test_decide_asks_the_interpreter_that_env_would_find(
+    host: LaunchHost,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: str,
+    folder: str,
+) -> None:
+    for name in ("outer", "inner", "default", "other"):
+        (tmp_path / name).mkdir()
+        for program in ("python3", "sglang"):
+            text = f"#!{tmp_path / name}/python3\n" if program == "sglang" else ""
+            (tmp_path / name / program).write_text(text)
+            (tmp_path / name / program).chmod(0o755)
+    monkeypatch.setattr(os, "defpath", str(tmp_path / "default"))
+    asked: list[str] = []
+
+    def packages(python: str, _environ: Mapping[str, str]) -> tuple[Path, ...]:
+        asked.append(python)
+        return ()
+
+    monkeypatch.setattr(inject, "package_dirs", packages)
+    begin = words.format(root=tmp_path).split()
+    end = ["serve"] if begin[-1].endswith("sglang") else ["-m", "sglang.launch_server"]
+
+    decide_on(host, host.environ(PATH=str(tmp_path / "outer")), argv=(*begin, *end, *FLAGS))
+
+    assert asked == [str(tmp_path / folder / "python3")]
 
 
 def test_decide_names_the_process_for_ever(host: LaunchHost) -> None:

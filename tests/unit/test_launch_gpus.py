@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from nccltune.bench.session import BenchOptions
+from nccltune.cli import launch_path
+from nccltune.cli.launch_path import find_path
 from nccltune.cli.sources import demand_here, open_gpus
 from nccltune.cli.workload import WorkloadOptions, workload_from_options
 from nccltune.doctor import gpus as doctor_gpus
@@ -16,8 +20,21 @@ from nccltune.host.fingerprint import MatchKind
 from nccltune.host.gpu_choice import VARIABLE as VISIBLE
 from nccltune.host.launch_gpus import gpus_of_launch
 from nccltune.host.match import gpu_groups, match_host, needed_gpus
-from tests.support.fake_nvml import FakeNvml, fake_uuid, nvswitch_host
-from tests.support.gpu_launches import HostPutter, host_putter, launch, opened, read, seen_by
+from tests.support.doctor_hosts import doctor_host
+from tests.support.fake_nvml import FakeNvml, fake_uuid, island_host, nvswitch_host
+from tests.support.gpu_launches import (
+    HostPutter,
+    demand_of,
+    host_putter,
+    launch,
+    opened,
+    read,
+    seen_by,
+)
+
+if TYPE_CHECKING:
+    from nccltune.doctor import Case
+    from nccltune.sglang.command import LaunchCommand
 
 LAUNCHES: list[tuple[int, str, str, list[int]]] = [
     (2, "", "--tp 2", [0, 1]),
@@ -46,6 +63,25 @@ def put_host(monkeypatch: pytest.MonkeyPatch) -> HostPutter:
     return host_putter(monkeypatch)
 
 
+def looked_into(
+    folder: Path, nvml: FakeNvml, command: LaunchCommand, environ: Mapping[str, str] | None = None
+) -> Case:
+    """Return what ``doctor`` looks at for a launch."""
+    host = doctor_host(folder)
+    host.nvml = nvml
+    host.environ = dict(environ or {})
+    return host.case(*command.argv)
+
+
+def predictions(patch: pytest.MonkeyPatch) -> list[str | None]:
+    """Return a list that will hold the GPU that each prediction of a path is made for."""
+    told: list[str | None] = []
+    patch.setattr(
+        launch_path, "all_reduce_path", lambda *_, **facts: told.append(facts["gpu_architecture"])
+    )
+    return told
+
+
 @pytest.mark.parametrize("base", [0, 1, 4])
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize(
@@ -68,13 +104,18 @@ def test_groups_are_what_sglang_computes(base: int, step: int, tp: int, dp: int,
 
 @pytest.mark.parametrize(("count", "before", "flags", "expected"), LAUNCHES, ids=IDS)
 def test_everything_that_chooses_gpus_chooses_those_of_the_launch(
-    put_host: HostPutter, count: int, before: str, flags: str, expected: list[int]
+    put_host: HostPutter,
+    tmp_path: Path,
+    count: int,
+    before: str,
+    flags: str,
+    expected: list[int],
 ) -> None:
     hardware = put_host(nvswitch_host(count))
     command = launch(flags, before)
 
     _source, session = opened(command)
-    looked_at = doctor_gpus.choose(hardware, {}, command)
+    looked_at = looked_into(tmp_path, nvswitch_host(count), command)
 
     assert [gpu.idx for gpu in session.plan.gpus] == expected
     assert [gpu.idx for gpu in looked_at.gpus] == expected
@@ -95,17 +136,44 @@ def test_everything_that_chooses_gpus_chooses_those_of_the_launch(
     ],
 )
 def test_words_of_env_before_the_command_decide_over_the_caller(
-    put_host: HostPutter, monkeypatch: pytest.MonkeyPatch, before: str, expected: list[int]
+    put_host: HostPutter,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    before: str,
+    expected: list[int],
 ) -> None:
-    hardware = put_host(nvswitch_host(8))
+    nvml = nvswitch_host(8)
+    for idx, gpu in enumerate(nvml.gpus):
+        gpu.capability = (9, idx)
+    put_host(nvml)
     monkeypatch.setenv(VISIBLE, "6,5,4")
     command = launch("--tp 2 --base-gpu-id 1", before)
+    predicted = predictions(monkeypatch)
 
     _source, session = opened(command)
+    find_path(demand_of(command), use_gpus=True)
 
     assert [gpu.idx for gpu in session.plan.gpus] == expected
-    looked_at = doctor_gpus.choose(hardware, os.environ, command)
+    looked_at = looked_into(tmp_path, nvml, command, {VISIBLE: "6,5,4"})
     assert [gpu.idx for gpu in looked_at.gpus] == expected
+    assert predicted == [f"sm9{expected[0]}"]
+
+
+def test_path_is_predicted_for_the_ranks_that_are_measured(
+    put_host: HostPutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_host(island_host(8, size=4))
+    joined: list[object] = []
+    monkeypatch.setattr(
+        launch_path, "all_reduce_path", lambda *_, **facts: joined.append(facts["has_full_nvlink"])
+    )
+    demand = demand_of(launch("--tp 8"))
+
+    for ranks in (None, 8, 4):
+        find_path(replace(demand, tp=ranks), use_gpus=True)
+
+    # Four ranks stay on one island of the two.
+    assert joined == [False, False, True]
 
 
 @pytest.mark.parametrize("busy", [[0, 1, 2, 3], [4, 5, 6, 7]])
@@ -156,18 +224,18 @@ def test_shared_gpu_is_the_launchs_first_where_there_is_such_a_one(
     ],
 )
 def test_launch_beyond_the_visible_gpus_says_how_many_it_needs(
-    put_host: HostPutter, count: int, before: str, flags: str, needed: int
+    put_host: HostPutter, tmp_path: Path, count: int, before: str, flags: str, needed: int
 ) -> None:
-    hardware = put_host(nvswitch_host(count))
+    put_host(nvswitch_host(count))
     command = launch(flags, before)
 
     with pytest.raises(UsageProblem, match=f"ranks need {needed} GPUs .--base-gpu-id") as caught:
         opened(command)
-    looked_at = doctor_gpus.choose(hardware, {}, command)
+    looked_at = looked_into(tmp_path, nvswitch_host(count), command)
 
     assert caught.value.code == "too_few_gpus"
     assert looked_at.gpus == ()
-    assert f"needs {needed} GPUs" in str(looked_at.error)
+    assert f"needs {needed} GPUs" in str(looked_at.gpu_error)
 
 
 @pytest.mark.parametrize("flags", ["--tp 4 --dp-size 3", "--tp 4 --pp-size 3", "--tp 16"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -9,11 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import nccltune.verify.serving.seen as seen
-from nccltune.cli.launch_path import find_path
+from nccltune.cli.launch_path import find_path, launch_environment
 from nccltune.doctor.launch_checks import check_launch
 from nccltune.host.facts import HostFacts
 from nccltune.host.gpu_choice import VARIABLE as VISIBLE
 from nccltune.host.match import has_full_nvlink
+from nccltune.inject.profile_effects import effects_on
 from nccltune.inject.resolver import resolve
 from nccltune.profile import Profile
 from nccltune.store import ActiveState, Launches, Policy
@@ -31,12 +33,14 @@ def put_host(monkeypatch: pytest.MonkeyPatch) -> HostPutter:
     return host_putter(monkeypatch)
 
 
-def of_run(command: LaunchCommand, hardware: Hardware) -> bool | None:
+def of_run(
+    command: LaunchCommand, hardware: Hardware, environ: Mapping[str, str] | None = None
+) -> bool | None:
     here = seen_by(command, hardware)
     profile = Profile("mine", {}, source="gpus", fingerprint=here.to_json())
     decision = resolve(
         argv=command.argv,
-        environ={},
+        environ=environ or {},
         active=ActiveState(profile, "mine", None, Path()),
         here=here,
         policy=Policy(Launches.ALL),
@@ -65,8 +69,14 @@ def of_search(command: LaunchCommand) -> bool | None:
     return path.is_nccl
 
 
-def of_doctor(command: LaunchCommand, nvml: FakeNvml, folder: Path) -> bool | None:
+def of_doctor(
+    command: LaunchCommand,
+    nvml: FakeNvml,
+    folder: Path,
+    environ: Mapping[str, str] | None = None,
+) -> bool | None:
     host = doctor_host(folder)
+    host.environ = dict(environ or {})
     host.nvml = nvml
     checks = {each.id: each for each in check_launch(host.case(*command.argv))}
     words = checks["all_reduce_path"].message
@@ -119,6 +129,79 @@ def test_path_is_that_of_the_launchs_own_groups_for_all_who_say_it(
     assert of_verify(command, hardware, monkeypatch) is is_nccl
     assert of_search(command) is is_nccl
     assert of_doctor(command, nvml, tmp_path) is is_nccl
+
+
+PCIE_IPC = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE"
+
+
+@pytest.mark.parametrize(
+    ("before", "is_nccl"),
+    [
+        ("", False),
+        ("env NCCL_DEBUG=INFO", False),
+        (f"env -u {PCIE_IPC}", True),
+        ("env -i PATH=/bin", True),
+        (f"env {PCIE_IPC}=0", True),
+        (f"env -i {PCIE_IPC}=1", False),
+    ],
+)
+def test_path_follows_what_env_leaves_to_the_server_for_all_who_say_it(
+    put_host: HostPutter,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    before: str,
+    is_nccl: bool,
+) -> None:
+    nvml = pcie_host(8)
+    hardware = put_host(nvml)
+    monkeypatch.setenv(PCIE_IPC, "1")
+    command = launch("--tp 8", before)
+
+    # Without SGLang's release "may not" is all that can be said.
+    assert (of_run(command, hardware, {PCIE_IPC: "1"}) is True) == is_nccl
+    assert (of_search(command) is True) == is_nccl
+    assert of_doctor(command, nvml, tmp_path, {PCIE_IPC: "1"}) is is_nccl
+
+
+CHANNELS = "SGLANG_DETERMINISTIC_NCCL_NCHANNELS"
+
+
+@pytest.mark.parametrize(
+    ("before", "count"),
+    [
+        ("", "4"),
+        (f"env -u {CHANNELS}", "8"),
+        ("env -i PATH=/bin", "8"),
+        (f"env {CHANNELS}=2", "2"),
+    ],
+)
+def test_writes_follow_what_env_leaves_to_the_server_for_all_who_say_them(
+    put_host: HostPutter, monkeypatch: pytest.MonkeyPatch, before: str, count: str
+) -> None:
+    here = seen_by(launch("--tp 8"), put_host(pcie_host(8)))
+    monkeypatch.setenv(CHANNELS, "4")
+    command = launch("--tp 8 --enable-deterministic-inference", before)
+    settings = {"NCCL_MAX_NCHANNELS": "16", CHANNELS: "4"}
+
+    _yielding, forced = launch_environment(demand_of(command))
+    effects = {each.variable: each.message for each in effects_on(settings, command.argv)}
+
+    assert forced["NCCL_MAX_NCHANNELS"] == count
+    assert f"writes {count} over it" in effects["NCCL_MAX_NCHANNELS"]
+    if "-i" in before:
+        return  # no profile gets through
+    decision = resolve(
+        argv=command.argv,
+        environ={CHANNELS: "4"},
+        active=ActiveState(
+            Profile("mine", {"NCCL_MAX_NCHANNELS": "16"}, source="gpus"), "mine", None, Path()
+        ),
+        here=here,
+        policy=Policy(Launches.ALL),
+        sglang_version=None,
+        is_any_host=True,
+    )
+    assert [value for _name, value, _why in decision.overwritten_by_sglang] == [count]
 
 
 def test_links_of_a_launch_that_sees_too_few_gpus_are_not_known() -> None:

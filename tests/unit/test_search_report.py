@@ -14,8 +14,8 @@ from nccltune.payloads.derive import default_workload
 from nccltune.recording import candidate_key
 from nccltune.search import report as texts
 from nccltune.search.engine import SearchPlan, run_search
-from nccltune.search.result import Progress, SearchResult, Stage, Verdict
-from nccltune.search.space import Space
+from nccltune.search.result import Progress, SearchResult, Stage, TrialsEnd, Verdict
+from nccltune.search.space import RING_LL, THRESHOLDS, Space
 from tests.support.model_bench import ModelBench, RecordingOf
 from tests.support.studies import FACTS, OBJECTIVE
 
@@ -364,6 +364,47 @@ def test_check_that_the_host_does_not_allow_proves_nothing(tmp_path: Path) -> No
     assert result.verdict is Verdict.INCONCLUSIVE
     assert result.settings == {}
     assert "the other collectives could not be checked" in result.sentence
+
+
+SMALL = {name: "1" for name in Space(FACTS, {}).choices if name not in ("NCCL_PROTO", RING_LL)}
+ENDS: dict[str, tuple[TrialsEnd, bool, dict[str, Any], dict[str, Any]]] = {
+    "complete": (TrialsEnd.COMPLETE, False, {}, {}),
+    "exhausted": (TrialsEnd.EXHAUSTED, False, {}, {"pinned": {**SMALL, THRESHOLDS: "1"}}),
+    "nothing_to_search": (
+        TrialsEnd.EXHAUSTED,
+        False,
+        {},
+        {"pinned": {**SMALL, THRESHOLDS: "1", "NCCL_PROTO": "LL"}},
+    ),
+    "out_of_time": (TrialsEnd.OUT_OF_TIME, False, {}, {"timeout_s": 1e-9}),
+    "baseline_interrupted": (TrialsEnd.INTERRUPTED, True, {"interrupt_at": 0}, {}),
+    "trial_interrupted": (TrialsEnd.INTERRUPTED, True, {"interrupt_at": 3}, {}),
+    # After twelve trials, and the baseline a second time among them.
+    "proof_interrupted": (TrialsEnd.COMPLETE, True, {"interrupt_at": 14}, {}),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_result_says_why_there_are_no_more_trials(tmp_path: Path, case: str) -> None:
+    end, is_interrupted, of_bench, changes = ENDS[case]
+
+    result = search(tmp_path, ModelBench(effect, **of_bench), THREADS, trial_count=12, **changes)
+
+    assert (result.trials_end, result.is_interrupted) == (end, is_interrupted)
+    assert (result.trial_count == 12) is (end is TrialsEnd.COMPLETE)
+
+
+@pytest.mark.parametrize("is_resume", [False, True])
+def test_recording_of_which_all_was_tried_is_exhausted(tmp_path: Path, is_resume: bool) -> None:
+    bench = RecordingOf(
+        ModelBench(effect, recorded=recorded_baselines(), candidates=(THREADS, WIDE))
+    )
+    if is_resume:
+        search(tmp_path, bench, trial_count=3)
+
+    result = search(tmp_path, bench, trial_count=40, is_resume=is_resume)
+
+    assert (result.trials_end, result.trial_count) == (TrialsEnd.EXHAUSTED, 3)
 
 
 def test_without_duel_nothing_is_claimed(tmp_path: Path) -> None:

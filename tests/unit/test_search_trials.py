@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from nccltune.errors import HostError
 from nccltune.measurement import Outcome, Settings
 from nccltune.recording import candidate_key
 from nccltune.search.objective import FAILED_SCORE, GuardState
-from nccltune.search.space import Space
+from nccltune.search.space import THRESHOLDS, Space
 from nccltune.search.trials import CONSTRAINT, Trials
 from tests.support.model_bench import ModelBench, RecordingOf
 from tests.support.studies import FACTS, OBJECTIVE, open_trials, study_of
@@ -289,6 +290,22 @@ def test_propose_with_every_variable_pinned_has_nothing_to_propose(path: Path) -
     pinned = {**dict.fromkeys(names, "1"), "NCCL_THREAD_THRESHOLDS": "1 1 1 1 1 1"}
 
     assert started(path, ModelBench(), pinned=pinned).propose() is None
+
+
+@pytest.mark.parametrize("sampler", ["model", "random"])
+def test_propose_has_nothing_left_only_after_all_that_a_space_holds(
+    path: Path, sampler: str
+) -> None:
+    searched = ("NCCL_PROTO", "NCCL_ALGO", "NCCL_NTHREADS")
+    choices = Space(FACTS, {}).choices
+    pinned = {name: "1" for name in choices if name.isupper() and name not in searched}
+    pinned[THRESHOLDS] = "-2 -2 -2 4 -2 -2"
+    trials = started(path, ModelBench(effect), pinned=pinned, sampler=sampler)
+
+    while (settings := trials.propose()) is not None:
+        trials.measure(settings)
+
+    assert len(trials.finished) == math.prod(len(choices[name]) for name in searched)
 
 
 def test_propose_after_a_resume_does_not_begin_again(path: Path) -> None:

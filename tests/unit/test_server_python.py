@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -131,6 +133,27 @@ def test_package_dirs_begin_with_the_search_path(tmp_path: Path) -> None:
     folders = package_dirs(sys.executable, {"PYTHONPATH": f"{first}:/nowhere::{second}"})
 
     assert folders[:2] == (first, second)
+
+
+@pytest.mark.parametrize(
+    ("environ", "home"),
+    [({}, "of-user"), ({"HOME": "{root}/said"}, "said")],
+    ids=["env -i", "HOME"],
+)
+def test_package_dirs_of_a_user_are_found_without_home_as_python_finds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], home: str
+) -> None:
+    python = tmp_path / "usr/bin/python3.12"
+    write_script(python, "")
+    for name in ("of-user", "said"):
+        (tmp_path / name / ".local/lib/python3.12/site-packages/torch").mkdir(parents=True)
+    entry = SimpleNamespace(pw_dir=str(tmp_path / "of-user"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _uid: entry)
+    filled = {name: value.format(root=tmp_path) for name, value in environ.items()}
+
+    folders = package_dirs(str(python), filled)
+
+    assert folders == (tmp_path / home / ".local/lib/python3.12/site-packages",)
 
 
 def test_package_dirs_of_an_interpreter_of_another_layout_are_asked_for(tmp_path: Path) -> None:

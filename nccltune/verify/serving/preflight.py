@@ -96,13 +96,13 @@ def prepare(spec: VerifySpec) -> Ground:
         notes += [f"{arm.name}: {text}" for text in (arm.note, *warnings) if text]
     for ready in arms:
         await_port(ready, 0.0)
-    python = find_python(command.argv, environ)
-    variables = environ_at_server(command.argv, environ)
-    host, problem = host_of(python, variables)
+    seen = environ_at_server(command.argv, environ)
+    python = find_python(command.argv, seen)
+    host, problem = host_of(python, seen)
     if host is None:
         notes.append(f"GPU memory is not watched between boots: {problem}")
     fingerprint = None if host is None else host.fingerprint
-    version = installed_version(package_dirs(python, variables), "sglang") if python else None
+    version = installed_version(package_dirs(python, seen), "sglang") if python else None
     return Ground(tuple(arms), fingerprint, version, tuple(dict.fromkeys(notes)))
 
 

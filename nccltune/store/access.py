@@ -5,25 +5,24 @@ from __future__ import annotations
 import os
 import pwd
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nccltune.errors import NccltuneError
 from nccltune.paths import state_dir
 
-if TYPE_CHECKING:
-    from nccltune.live.profile_standing import LiveProfile
 
+def access_advice(path: Path) -> str:
+    """Say what to open for this user; empty where nothing on the way to a file is closed.
 
-def access_advice(profile: LiveProfile) -> str:
-    """Say what to open for this user; empty where nothing on the way to the store is closed."""
-    barred = _barred(Path(profile.path)) if profile.problem else None
+    Args:
+        path: of the active profile, or of the state file; what is relative lies in the store.
+    """
+    barred = _barred(path)
     if barred is None:
         return ""
-    reader, owner = user_name(os.geteuid()), user_name(barred.stat().st_uid)
-    return (
-        f"let {reader} read {barred}, which belongs to {owner}, or set NCCLTUNE_HOME to a "
-        "folder of its own"
-    )
+    reader, owner = f"user {_login_name(os.geteuid())}", user_name(barred.stat().st_uid)
+    # What a folder on the way has to grant is to be entered; nobody needs to list it.
+    right = f"let {reader} into {barred}" if barred.is_dir() else f"let {reader} read {barred}"
+    return f"{right}, which belongs to {owner}, or set NCCLTUNE_HOME to a folder of its own"
 
 
 def _barred(path: Path) -> Path | None:
@@ -42,7 +41,13 @@ def user_name(uid: int | None) -> str:
     """Name a user; a number where no name is known."""
     if uid is None:
         return "a user unknown"
+    name = _login_name(uid)
+    return f"user {name}" if name == str(uid) else name
+
+
+def _login_name(uid: int) -> str:
+    """Return the name of a user, or the number where no name is known."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"user {uid}"
+        return str(uid)
