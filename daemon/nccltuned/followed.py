@@ -80,8 +80,10 @@ class Followed:
 
     def part_logs(self, new: Pending) -> None:
         """Read no log that a new start and another server write at the same time."""
-        living = [each for each in self.pending.values() if each.died_at_s is None]
-        sharing = [each for each in living if each.place.shares_log_with(new.place)]
-        if sharing or any(place.shares_log_with(new.place) for place in self.settled.values()):
-            for each in (new, *sharing):
-                each.lose_log()
+        for place in self.settled.values():
+            if place.is_beside(new.place):
+                new.lose_logs(place.outputs)
+        for each in self.pending.values():
+            if each.died_at_s is None and each.place.is_beside(new.place):
+                each.lose_logs(new.place.outputs)
+                new.lose_logs(each.place.outputs)

@@ -62,11 +62,11 @@ class Place:
         is_front = any(each.key == process.key for each in self.fronts)
         return is_front or (is_server and self.is_below(process))
 
-    def shares_log_with(self, other: Place) -> bool:
-        """Tell whether another server writes where this one does."""
+    def is_beside(self, other: Place) -> bool:
+        """Tell whether these are two servers, neither of which has started the other."""
         are_servers = is_launch(self.process.argv) and is_launch(other.process.argv)
         is_kin = self.is_below(other.process) or other.is_below(self.process)
-        return are_servers and not is_kin and not self.outputs.isdisjoint(other.outputs)
+        return are_servers and not is_kin
 
 
 def place_of(process: Process, root: Path) -> Place:

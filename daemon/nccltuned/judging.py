@@ -82,13 +82,13 @@ def read_end(pending: Pending, root: Path) -> LogReading | None:
     return weigh(pending, reading)
 
 
-def read_journal_of(pending: Pending, text: str) -> LogReading:
+def read_journal_of(pending: Pending, words: LogText) -> LogReading:
     """Say how a start has ended from what systemd has kept of its words; empty where it has none.
 
     Of a start that nobody saw nothing is assumed.
     """
-    reading = read_log(text, is_sure=False) if text else LogReading(Ending.UNKNOWN)
-    if reading.ending is Ending.ENDED and pending.is_missed:
+    reading = read_log(words.text, is_sure=False) if words.text else LogReading(Ending.UNKNOWN)
+    if reading.ending is Ending.ENDED and (pending.is_missed or not words.is_whole):
         return LogReading(Ending.UNKNOWN, reading.detail)
     return weigh(pending, reading)
 
@@ -112,6 +112,8 @@ def start_of(
         uid=pending.uid,
         is_trusted=_is_trusted(pending, trusted_uids),
         generation=(record.generation if record else 0) or pending.generation,
+        record_pid=record.pid if record else 0,
+        record_ticks=record.started_ticks if record else 0,
     )
 
 

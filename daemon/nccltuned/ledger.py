@@ -1,7 +1,8 @@
 """Starts and how they ended, kept over restarts of the service, and the roll-backs they led to.
 
 Schema history of ``nccltune.starts``:
-    1: first version. Later: the ending ``ended``, and ``?`` for a digest that is not known.
+    1: first version. Later: the ending ``ended``, ``?`` for a digest that is not known, and the
+        launch that a start was part of.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_type_hints
 
 from nccltune.atomic import write_atomic
 from nccltune.errors import NccltuneError
@@ -36,6 +37,10 @@ FILE_NAME = "starts.json"
 MAX_STARTS = 200
 MAX_OTHERS = 60
 """Of these, starts that do not count: of them the ones of whoever has most make room first."""
+
+KEPT_OF_EACH = 10
+"""A server that dies again and again pushes out no start of another command or profile, as long as
+so many of its own are left."""
 
 MAX_ROLLBACKS = 20
 _MAX_FILE_BYTES = 2**20
@@ -94,7 +99,7 @@ class Ledger:
             data = parse_json(text, path).data
             if not isinstance(data, dict) or data.get("schema") != SCHEMA:
                 raise ValueError(f"no {SCHEMA}")  # noqa: TRY301 - one place to tell all of it
-            ledger.starts = [_start(each) for each in data["starts"]]
+            ledger.starts = [_checked(Start, each) for each in data["starts"]]
             ledger.rollbacks = [_checked(RolledBack, each) for each in data["rollbacks"]]
         except FileNotFoundError:
             pass
@@ -105,7 +110,7 @@ class Ledger:
 
     def has(self, key: tuple[str, int, int]) -> bool:
         """Tell whether the end of this start is known already."""
-        return any(start.key == key for start in self.starts)
+        return any(key in (start.key, start.record_key) for start in self.starts)
 
     def add(self, start: Start) -> None:
         """Keep how one start ended, on disk too where this is the keeper of the store.
@@ -235,29 +240,48 @@ def _is_earlier(start: Start, done: RolledBack) -> bool:
 
 
 def _kept(starts: list[Start]) -> list[Start]:
-    """Leave out the oldest; those that do not count push out none that do, nor each other's."""
-    counts = Counter(start.uid for start in starts if not start.is_trusted)
-    surplus: Counter[int | None] = Counter()
-    while counts.total() - surplus.total() > MAX_OTHERS:
-        [(uid, _count)] = (counts - surplus).most_common(1)
-        surplus[uid] += 1
+    """Leave out the oldest of the largest group until the rest has room.
+
+    Those that do not count push out none that do, nor each other's.
+    """
+    counts = Counter(map(_group, starts))
+    surplus: Counter[Hashable] = Counter()
+
+    def left(groups: Iterable[Hashable]) -> Counter[Hashable]:
+        return Counter({each: counts[each] - surplus[each] for each in groups})
+
+    others = {_group(start) for start in starts if not start.is_trusted}
+    while (found := left(others)).total() > MAX_OTHERS:
+        surplus[found.most_common(1)[0][0]] += 1
+    while (found := left(counts)).total() > MAX_STARTS:
+        [(group, count)] = found.most_common(1)
+        if count <= KEPT_OF_EACH:
+            break
+        surplus[group] += 1
     kept = []
     for start in starts:
-        if not start.is_trusted and surplus[start.uid] > 0:
-            surplus[start.uid] -= 1
+        if surplus[_group(start)] > 0:
+            surplus[_group(start)] -= 1
         else:
             kept.append(start)
     return kept[-MAX_STARTS:]
 
 
-def _start(data: object) -> Start:
-    start = _checked(Start, data)
-    return replace(start, ending=Ending(start.ending))
+def _group(start: Start) -> Hashable:
+    """Return what a start shares room with: its command and profile, or its user's others."""
+    return (start.command_digest, start.digest) if start.is_trusted else start.uid
 
 
 def _checked(kind: type[T], data: object) -> T:
     """Build a record from what a file holds, keys of later versions left out."""
     if not isinstance(data, Mapping):
         raise TypeError(f"{kind.__name__}: {data!r}")
-    names = {each.name for each in fields(kind)}
-    return kind(**{name: value for name, value in data.items() if name in names})
+    values: dict[str, object] = {}
+    for name, expected in get_type_hints(kind).items():
+        if name not in data:
+            continue
+        value = Ending(data[name]) if expected is Ending else data[name]
+        if not isinstance(value, expected):
+            raise TypeError(f"{kind.__name__}.{name}: {value!r}")
+        values[name] = value
+    return kind(**values)  # type: ignore[arg-type]  # as just checked

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,9 @@ from nccltuned.outputs import OUTPUTS, flags_of, written_files
 
 NEW_S = 60.0
 """Up to this age a log that was cut for a start is read from its beginning."""
+
+SEEN_AT_ONCE_S = 2.0
+"""Up to this age a start is taken to have written nothing yet: it is being loaded."""
 
 MAX_ENDS = 100
 _LAST_BYTES = 512
@@ -76,6 +80,15 @@ class LogFiles:
         text = "\n".join(filter(None, (each.text for each in found)))
         is_whole = self.is_all and bool(found) and all(each.is_whole for each in found)
         return LogText(text, is_whole)
+
+    def drop(self, inodes: Collection[Inode]) -> bool:
+        """Let go of some of the files; True where any of these was one of them."""
+        dropped = [file for file in self.files if file.inode in inodes]
+        for file in dropped:
+            os.close(file.descriptor)
+            self.files.remove(file)
+        self.is_all = self.is_all and not dropped
+        return bool(dropped)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -166,12 +179,16 @@ def _begin(
     end = None if ends is None else ends.find(inode, descriptor)
     if args is not None:
         return LogFile(descriptor, args, inode, is_early=is_early, has_args=True, is_seen=True)
+    # What a start has written before it was seen is passed over with the rest.
+    is_all_to_come = age_s < (NEW_S if size == 0 else SEEN_AT_ONCE_S)
     if is_appending or not is_early:
-        return LogFile(descriptor, size, inode, is_early=is_early)
+        return LogFile(descriptor, size, inode, is_early=is_all_to_come)
     if end is not None:
         return LogFile(descriptor, end, inode, is_shared=end > 0, is_early=True)
     # In a loop with one file around it they are an earlier start's: nobody saw where that ended.
-    return LogFile(descriptor, size if has_any else 0, inode, is_early=True)
+    if has_any:
+        return LogFile(descriptor, size, inode, is_early=is_all_to_come)
+    return LogFile(descriptor, 0, inode, is_early=True)
 
 
 def _open(pid: int, number: int, inode: Inode, root: Path) -> int:

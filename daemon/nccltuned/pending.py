@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from nccltune.errors import NccltuneError, UsageProblem
+from nccltune.inject.wrappers import Way
 from nccltune.live.failed_starts import UNKNOWN_DIGEST
 from nccltune.live.process_files import ProcessFiles
+from nccltune.live.scanner import is_launch
 from nccltune.sglang.argv import split_launch
 from nccltune.sglang.command import parse_launch
 from nccltune.sglang.flags import read_flags
-from nccltuned.log_file import LogText
+from nccltuned.log_file import Inode, LogText
 from nccltuned.logs import LogFiles
 
 if TYPE_CHECKING:
@@ -40,6 +44,8 @@ class Pending:
         front: the program in front of it that writes its log, and may outlive it; None for none.
         descriptor: becomes readable when the process ends, or the one in front that has outlived
             it; -1 where the kernel gives none.
+        invocation_id: of the unit's run whose journal is its log; empty for none.
+        journal_stream: what leads there.
         is_environ_known: so that a start without a mark is known to be one without a profile.
         port: None where it is not known yet.
         uid: of its user; None where that is not sure.
@@ -66,6 +72,7 @@ class Pending:
     marker: Marker | None = None
     is_environ_known: bool = True
     invocation_id: str = ""
+    journal_stream: Inode | None = None
     record: LaunchRecord | None = None
     port: int | None = None
     uid: int | None = None
@@ -103,10 +110,15 @@ class Pending:
         passed_s = now_s - (now_s if self.died_at_s is None else self.died_at_s)
         return datetime.fromtimestamp(time.time() - passed_s + 1.0, UTC).isoformat()
 
-    def lose_log(self) -> None:
-        """Go on as one without a log: another server writes into the same."""
-        self.logs.close()
-        self.invocation_id, self.front, self.has_said_ready = "", None, False
+    def lose_logs(self, outputs: Collection[Inode]) -> None:
+        """Read no more of what another server writes as well."""
+        is_any_lost = self.logs.drop(outputs)
+        if self.journal_stream in outputs:
+            self.invocation_id, self.journal_stream, is_any_lost = "", None, True
+        if is_any_lost:
+            self.has_said_ready = False
+        if not self.has_log:
+            self.front = None
 
     def let_go(self) -> None:
         """Close what was opened to follow it."""
@@ -122,13 +134,27 @@ class Pending:
 def profile_of(pending: Pending) -> tuple[str | None, str | None]:
     """Return digest and name of the profile that a start was under; None where it set nothing."""
     record, marker = pending.record, pending.marker
-    if record is not None:
+    has_own_environ = record is not None and _is_behind_stranger(pending, record)
+    if record is not None and not has_own_environ:
         return (record.digest, record.profile_name) if record.settings else (None, None)
-    if not pending.is_environ_known:
+    # What a container's server was given can be read there alone.
+    is_elsewhere = has_own_environ and not is_launch(pending.process.argv)
+    if is_elsewhere or not pending.is_environ_known:
         return UNKNOWN_DIGEST, None
     if marker is not None and marker.keys:
         return marker.digest, None
     return None, None
+
+
+def _is_behind_stranger(pending: Pending, record: LaunchRecord) -> bool:
+    """Whether a program with an environment of its own is what a record is of, or comes after."""
+    for each in pending.place.writers:
+        with suppress(UsageProblem):
+            if Way.of(each.argv).strangers:
+                return True
+        if each.started_ticks == record.started_ticks:
+            break
+    return False
 
 
 def open_end(pid: int) -> int:

@@ -38,7 +38,7 @@ from nccltuned.metrics import Snapshot, format_metrics
 from nccltuned.publish import Publisher
 from nccltuned.rollback import RollbackGuard
 from nccltuned.starts import StartTracker
-from nccltuned.unit_log import JOURNAL_TIMEOUT_S
+from nccltuned.unit_log import MAX_JOURNAL_S
 from nccltuned.wakeups import Wakeups
 from nccltuned.watch import ServerWatch, StoreWatch
 
@@ -231,7 +231,7 @@ class Service:
         self._tracker.step()  # at once, for a start may be short
 
     def _defer(self, function: Callable[[], object], done: Callable[[object], None]) -> None:
-        self._calls.start(function, done, timeout_s=JOURNAL_TIMEOUT_S + 5.0)
+        self._calls.start(function, done, timeout_s=MAX_JOURNAL_S)
 
     def _start_ended(self, start: Start) -> None:
         self._guard.start_ended(start)

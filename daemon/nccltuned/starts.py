@@ -28,6 +28,7 @@ from nccltuned.followed import Followed
 from nccltuned.fronts import Place, open_first_log, place_of
 from nccltuned.judging import is_ready, read_end, read_journal_of, start_of
 from nccltuned.listening import PortWatch
+from nccltuned.log_file import LogText
 from nccltuned.logs import NEW_S, LogEnds
 from nccltuned.pending import (
     DEFAULT_PORT,
@@ -38,7 +39,7 @@ from nccltuned.pending import (
     port_in_file,
     tokens_of,
 )
-from nccltuned.unit_log import is_invocation, is_journal, read_journal
+from nccltuned.unit_log import find_journal, is_invocation, read_journal
 from nccltuned.units import is_of_unit
 
 if TYPE_CHECKING:
@@ -257,8 +258,8 @@ class StartTracker:
         )
         invocation_id = environ.get("INVOCATION_ID", "")
         for each in place.writers if is_invocation(invocation_id) else ():
-            if is_journal(each.pid, environ, self.root):
-                pending.invocation_id = invocation_id
+            if (stream := find_journal(each.pid, environ, self.root)) is not None:
+                pending.invocation_id, pending.journal_stream = invocation_id, stream
                 pending.front = pending.front or (None if each is place.process else each)
                 break
         self._followed.part_logs(pending)
@@ -318,8 +319,10 @@ class StartTracker:
         self._read_journal(pending, record.launched_at, next(ends, ""))
 
     def _read_journal(self, pending: Pending, since: str, until: str) -> None:
-        def done(text: object) -> None:
-            reading = read_journal_of(pending, text if isinstance(text, str) else "")
+        def done(answer: object) -> None:
+            # As JSON has it, from a child.
+            words = LogText(*answer) if isinstance(answer, list) else LogText()
+            reading = read_journal_of(pending, words)
             if not pending.is_missed or reading.ending is not Ending.UNKNOWN:
                 self._end(pending, reading)
 

@@ -62,6 +62,9 @@ class Start:
         is_trusted: it may speak for or against a profile. Anybody can start something that looks
             like a server and dies.
         generation: of the store's state when it began; 0 if unknown.
+        record_pid: of the launch on record that it was part of, which a program in front of the
+            server may be; 0 for none.
+        record_ticks: the start of that process.
     """
 
     boot_id: str
@@ -77,11 +80,18 @@ class Start:
     uid: int | None = None
     is_trusted: bool = True
     generation: int = 0
+    record_pid: int = 0
+    record_ticks: int = 0
 
     @property
     def key(self) -> tuple[str, int, int]:
         """What names this start."""
         return self.boot_id, self.pid, self.started_ticks
+
+    @property
+    def record_key(self) -> tuple[str, int, int]:
+        """What names the launch that it was part of."""
+        return self.boot_id, self.record_pid, self.record_ticks
 
 
 def failures_against(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from nccltune.live.scanner import find_servers
 from nccltune.store import LaunchRecord
+from nccltuned.log_file import LogText
 from nccltuned.starts import StartTracker
 from tests.support.fake_proc import BOOT_ID, FakeProc
 
@@ -40,10 +42,11 @@ class Host:
     ended: list[Start] = field(default_factory=list)
     journal: dict[str, str | None] = field(default_factory=dict)
     now_s: float = 1000.0
+    is_journal_whole: bool = True
 
     def __post_init__(self) -> None:
         self.tracker = StartTracker(
-            is_known=lambda key: key in {each.key for each in self.ended},
+            is_known=self._is_known,
             on_end=self.ended.append,
             defer=self._defer,
             root=self.proc.root,
@@ -55,7 +58,13 @@ class Host:
     def _defer(self, function: Callable[[], object], done: Callable[[object], None]) -> None:
         # A port is read from a file; the journal and systemd are not there.
         is_port = "take_port" in done.__qualname__
-        done(function() if is_port else self.journal.get(INVOCATION))
+        text = self.journal.get(INVOCATION)
+        said = None if text is None else LogText(text, self.is_journal_whole)
+        # As it comes out of a child.
+        done(json.loads(json.dumps(function() if is_port else said)))
+
+    def _is_known(self, key: tuple[str, int, int]) -> bool:
+        return any(key in (each.key, each.record_key) for each in self.ended)
 
     def start(
         self, pid: int = 100, *, environ: dict[str, str] | None = None, age_s: int = 0

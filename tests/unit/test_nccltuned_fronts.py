@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.live.failed_starts import Ending
+from nccltune.inject.marker import MARKER, format_marker
+from nccltune.live.failed_starts import UNKNOWN_DIGEST, Ending
 from nccltune.live.procfs import read_process
 from nccltuned.fronts import MAX_ANCESTORS, place_of
 from nccltuned.logs import NEW_S
 from nccltuned.starts import FRONT_WAIT_S
 from tests.support.fake_proc import FakeProc
-from tests.support.followed import ARGS, ARGV, DIED_IN_NCCL, READY, Host, append
+from tests.support.followed import ARGS, ARGV, DIED_IN_NCCL, INVOCATION, READY, Host, append
 
 CONDA = ("conda", "run", "-n", "env", *ARGV)
 START_SH = ("bash", "./start.sh")
@@ -244,3 +245,111 @@ def test_place_names_what_is_above_and_who_of_them_is_given_its_words(host: Host
 
     assert [each.pid for each in place.above] == [95, OUTER]
     assert [each.pid for each in place.fronts] == [OUTER]
+
+
+STRANGERS = pytest.mark.parametrize(
+    "front",
+    [("docker", "run", "image"), ("/usr/bin/sudo", "-E"), ("ssh", "host")],
+    ids=["docker", "sudo", "ssh"],
+)
+MARK = {MARKER: format_marker("b" * 16, {"NCCL_ALGO": "allreduce:tree"})}
+
+
+@STRANGERS
+@pytest.mark.parametrize("launch", [(), ("nccltune", "launch", "--")], ids=["run", "launch"])
+def test_failure_behind_an_environment_of_its_own_is_not_known_to_be_the_profiles(
+    host: Host, launch: Sequence[str], front: Sequence[str]
+) -> None:
+    add_outer(host, (*launch, *front, *ARGV))
+    host.log("", pid=OUTER)
+    host.take_records([host.record(OUTER)])
+    host.log(f"{ARGS}{DIED_IN_NCCL}", pid=OUTER)
+    host.proc.remove(OUTER)
+    host.look()
+
+    assert (host.only().ending, host.only().digest) == (Ending.NCCL, UNKNOWN_DIGEST)
+
+
+@STRANGERS
+@pytest.mark.parametrize(("mark", "digest"), [(MARK, "b" * 16), ({}, None)], ids=["", "lost"])
+def test_server_behind_an_environment_of_its_own_is_under_what_it_was_given(
+    host: Host, front: Sequence[str], mark: dict[str, str], digest: str | None
+) -> None:
+    add_outer(host, (*front, *ARGV))
+    host.proc.add(SERVER, ARGV, parent=OUTER, ticks=host.ticks + 1, environ=mark)
+    host.take_records([host.record(OUTER)])
+    host.look()
+    host.proc.remove(SERVER, OUTER)
+    host.look()
+
+    assert (host.only().pid, host.only().digest) == (SERVER, digest)
+
+
+@STRANGERS
+def test_launch_within_an_environment_of_its_own_is_under_the_profile_on_record(
+    host: Host, front: Sequence[str]
+) -> None:
+    add_outer(host, (*front, "nccltune", "run", "--", *ARGV))
+    host.proc.add(SERVER, ARGV, parent=OUTER, ticks=host.ticks + 1)
+    host.take_records([host.record(SERVER, started_ticks=host.ticks + 1)])
+    host.look()
+    host.proc.remove(SERVER, OUTER)
+    host.look()
+
+    assert host.only().digest == "a" * 16
+
+
+def test_start_is_told_once_where_the_service_restarts_before_its_program_in_front_ends(
+    host: Host,
+) -> None:
+    records = [host.record(OUTER)]
+    add_outer(host, ("supervise", *ARGV))
+    host.log("", pid=OUTER)
+    host.proc.add(SERVER, ARGV, parent=OUTER, ticks=host.ticks + 1)
+    host.take_records(records)
+    host.look()
+    host.log(f"{ARGS}{DIED_IN_NCCL}", pid=OUTER)
+    host.proc.remove(SERVER)
+    host.look()
+    host.now_s += FRONT_WAIT_S
+    host.look()
+    again = Host(host.proc, host.folder, ended=host.ended)
+    again.take_records(records)
+    again.look()
+    again.proc.add(SERVER + 1, ARGV, parent=OUTER, ticks=host.ticks + 9)
+    again.look()
+    host.proc.remove(SERVER + 1, OUTER)
+    again.look()
+
+    assert [start.pid for start in host.ended] == [SERVER, SERVER + 1]
+
+
+def test_missed_launch_is_not_looked_up_where_its_start_is_told(host: Host) -> None:
+    records = [host.record(OUTER, invocation_id=INVOCATION)]
+    host.journal[INVOCATION] = DIED_IN_NCCL
+    add_outer(host, ("supervise", *ARGV))
+    host.proc.add(SERVER, ARGV, parent=OUTER, ticks=host.ticks + 1)
+    host.take_records(records)
+    host.look()
+    host.proc.remove(SERVER, OUTER)
+    host.look()
+    again = Host(host.proc, host.folder, ended=host.ended, journal=host.journal)
+    again.take_records(records)
+
+    assert [start.pid for start in host.ended] == [SERVER]
+
+
+def test_boot_of_verify_takes_no_room_from_others(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_outer(host, ARGV)
+    with monkeypatch.context() as patch:
+        patch.setattr("nccltuned.starts.has_room", lambda: False)
+        host.take_records([host.record(OUTER, route="verify")])
+        host.look()
+    host.look()
+    host.proc.remove(OUTER)
+    host.look()
+
+    assert "descriptors" not in caplog.text
+    assert host.ended == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -13,8 +15,17 @@ from nccltune.live.failed_starts import Ending, Start
 from nccltune.paths import state_dir
 from nccltune.profile import Profile
 from nccltune.store import activate, read_active, save_candidate
-from nccltuned.ledger import FILE_NAME, MAX_OTHERS, MAX_STARTS, Ledger
+from nccltuned.ledger import (
+    FILE_NAME,
+    MAX_OTHERS,
+    MAX_STARTS,
+    SCHEMA,
+    Ledger,
+    RolledBack,
+    _kept,
+)
 
+KEY_FIELDS = ("boot_id", "pid", "started_ticks")
 GOOD, BAD, WORSE = ({"NCCL_ALGO": f"allreduce:{name}"} for name in ("ring", "tree", "ring,tree"))
 
 
@@ -288,3 +299,73 @@ def test_starts_that_do_not_count_push_out_none_that_do() -> None:
     assert kept.had_served(7, 2)
     assert not kept.had_served(7, 1)
     assert not kept.had_served(None, 2)
+
+
+@pytest.mark.parametrize(
+    "ending", [Ending.USAGE, Ending.UNKNOWN, Ending.NCCL], ids=["usage", "unknown", "nccl"]
+)
+@pytest.mark.parametrize("is_same_command", [False, True], ids=["", "without_a_profile"])
+def test_a_server_that_dies_again_and_again_pushes_out_no_start_of_another(
+    ending: Ending, *, is_same_command: bool
+) -> None:
+    served = replace(start(1, ending=Ending.READY), digest=None)
+    ledger = ledger_with(served, start(2), start(3))
+    for number in range(10, 10 + 2 * MAX_STARTS):
+        other = start(number, ending=ending)
+        if is_same_command:
+            other = replace(other, digest=None)
+        else:
+            other = replace(other, command_digest="other")
+        ledger.starts = _kept([*ledger.starts, other])
+    ledger.add(start(9999))
+
+    kept = [each.pid for each in Ledger.load(state_dir()).starts]
+
+    assert set(kept) >= ({2, 3, 9999} if is_same_command else {1, 2, 3, 9999})
+    assert len(kept) == MAX_STARTS
+    assert kept == sorted(kept)
+
+
+def test_commands_that_are_all_different_push_out_the_oldest_alone() -> None:
+    starts: list[Start] = []
+    for number in range(MAX_STARTS + 50):
+        # Among them some of one command, the largest group.
+        command = "one" if 100 <= number < 103 else str(number)
+        starts = _kept([*starts, replace(start(number), command_digest=command)])
+
+    assert [each.pid for each in starts] == list(range(50, MAX_STARTS + 50))
+
+
+@pytest.mark.parametrize("value", [["x"], {"x": 1}, None, "x", 7, 1.5], ids=repr)
+@pytest.mark.parametrize("field", [each.name for each in fields(Start)])
+def test_a_field_of_another_type_costs_the_service_nothing(field: str, value: object) -> None:
+    given = {**asdict(start(1)), "uid": 7, "is_trusted": False, field: value}
+    document = {"schema": SCHEMA, "starts": [given], "rollbacks": []}
+    (state_dir() / FILE_NAME).write_text(json.dumps(document), encoding="utf-8")
+
+    ledger = Ledger.load(state_dir())
+    for number in range(2, 5):
+        ledger.add(start(number))
+
+    expected = get_type_hints(Start)[field]
+    assert ledger.has(("boot", 1, 1)) or not isinstance(value, expected) or field in KEY_FIELDS
+    assert ledger.roll_back_if_due(read_active(), 3) is not None
+
+
+@pytest.mark.parametrize("field", ["profile_name", "digest", "at", "failure_count"])
+def test_a_roll_back_with_a_field_of_another_type_costs_the_service_nothing(field: str) -> None:
+    done = RolledBack("bad", settings_digest(BAD), "good", "2026-11-29T12:00:00+00:00", 3)
+    document = {"schema": SCHEMA, "starts": [], "rollbacks": [{**asdict(done), field: ["x"]}]}
+    (state_dir() / FILE_NAME).write_text(json.dumps(document), encoding="utf-8")
+
+    assert Ledger.load(state_dir()).rollbacks == []
+
+
+def test_a_start_is_known_by_the_launch_that_it_was_part_of_as_well() -> None:
+    ledger = ledger_with(replace(start(1), record_pid=90, record_ticks=5), start(2))
+
+    assert ledger.has(("boot", 1, 1))
+    assert ledger.has(("boot", 90, 5))
+    assert not ledger.has(("boot", 90, 6))
+    assert not ledger.has(("another boot", 90, 5))
+    assert not ledger.has(("boot", 1, 5))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from nccltuned.log_file import TAIL_BYTES, LogText
 from nccltuned.logs import open_logs
-from nccltuned.unit_log import is_invocation, is_journal, read_journal
+from nccltuned.unit_log import JOURNAL_LINES, find_journal, is_invocation, read_journal
 from tests.support.fake_proc import FakeProc
 
 APPENDING = os.O_WRONLY | os.O_APPEND
@@ -144,16 +148,16 @@ def test_logs_of_a_process_that_is_gone_are_none(proc: FakeProc) -> None:
     assert open_logs(4242, age_s=0.0, root=proc.root).files == []
 
 
-def test_is_journal_wants_the_very_stream_that_systemd_named(
+def test_find_journal_wants_the_very_stream_that_systemd_named(
     proc: FakeProc, log_path: Path
 ) -> None:
     proc.write_to(100, log_path)
     status = log_path.stat()
     stream = f"{status.st_dev}:{status.st_ino}"
 
-    assert is_journal(100, {"JOURNAL_STREAM": stream}, proc.root)
-    assert not is_journal(100, {"JOURNAL_STREAM": "1:2"}, proc.root)
-    assert not is_journal(100, {}, proc.root)
+    assert find_journal(100, {"JOURNAL_STREAM": stream}, proc.root)
+    assert not find_journal(100, {"JOURNAL_STREAM": "1:2"}, proc.root)
+    assert not find_journal(100, {}, proc.root)
 
 
 def test_is_invocation_takes_nothing_else_for_one() -> None:
@@ -162,29 +166,100 @@ def test_is_invocation_takes_nothing_else_for_one() -> None:
     assert not is_invocation("--output=json 0123456789abcdef")
 
 
-def test_read_journal_asks_for_one_run_and_nothing_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "journalctl"
-    program.write_text('#!/bin/sh\necho "$@"\n', encoding="utf-8")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+MOMENT = "2026-11-29T12:00:00+00:00"
 
-    text = read_journal("f" * 32, "2026-11-29T12:00:00+00:00")
+
+@pytest.fixture
+def journalctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let a script stand in for journalctl, and time pass at once."""
+    program = tmp_path / "journalctl"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("nccltuned.unit_log.SETTLE_S", 0.0)
+
+    def install(script: str) -> None:
+        program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        program.chmod(0o755)
+
+    return install
+
+
+def test_read_journal_asks_for_one_run_and_nothing_before_it(
+    journalctl: Callable[[str], None],
+) -> None:
+    journalctl('echo "$@"')
+
+    text = read_journal("f" * 32, MOMENT).text
 
     assert f"_SYSTEMD_INVOCATION_ID={'f' * 32}" in text
     assert "--since=@1795953599" in text
     assert "--until" not in text
-    text = read_journal("f" * 32, "2026-11-29T12:00:00+00:00", "2026-11-29T12:00:09+00:00")
+    text = read_journal("f" * 32, MOMENT, "2026-11-29T12:00:09+00:00").text
     assert "--until=@1795953609" in text
 
 
 def test_read_journal_without_a_journal_is_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("nccltuned.unit_log.SETTLE_S", 0.0)
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    assert read_journal("f" * 32, "2026-11-29T12:00:00+00:00") == ""
+    assert read_journal("f" * 32, MOMENT) == LogText()
+
+
+def test_read_journal_waits_for_what_the_journal_has_not_taken_in_yet(
+    journalctl: Callable[[str], None], tmp_path: Path
+) -> None:
+    late, taken = tmp_path / "late", tmp_path / "taken"
+    late.write_text("NCCL error\n", encoding="utf-8")
+    journalctl(f'case "$*" in *--sync*) mv {late} {taken};; *) cat {taken};; esac')
+
+    assert read_journal("f" * 32, MOMENT) == LogText("NCCL error\n", is_whole=True)
+
+
+def test_read_journal_waits_for_words_that_are_on_their_way(
+    journalctl: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nccltuned.unit_log.SETTLE_S", 0.75)
+    visible_at_s = time.time() + 0.5
+    journalctl(f"""case "$*" in *--sync*) exit;; esac
+    {sys.executable} -c 'import time; print("NCCL" if time.time() > {visible_at_s} else "")'""")
+
+    assert "NCCL" in read_journal("f" * 32, MOMENT).text
+
+
+@pytest.mark.parametrize(
+    ("script", "is_whole"),
+    [
+        ("echo words", True),
+        ('case "$*" in *--sync*) exit 1;; *) echo words;; esac', False),
+        ('case "$*" in *--sync*) ;; *) echo words; exit 1;; esac', False),
+        (f"yes words | head -n {JOURNAL_LINES}; echo words", False),
+        (f"head -c {TAIL_BYTES + 1} /dev/zero | tr '\\0' x; echo words", False),
+    ],
+    ids=["all", "not_synced", "failed", "many_lines", "many_bytes"],
+)
+def test_read_journal_is_whole_where_the_journal_has_told_all(
+    journalctl: Callable[[str], None], script: str, *, is_whole: bool
+) -> None:
+    journalctl(script)
+
+    found = read_journal("f" * 32, MOMENT)
+
+    assert found.text.endswith("words\n")
+    assert found.is_whole is is_whole
+
+
+def test_read_journal_takes_no_part_for_all_where_journalctl_counts_lines(
+    journalctl: Callable[[str], None],
+) -> None:
+    lines = r"sed -n 's/.*--lines=\([0-9]*\).*/\1/p'"
+    many = f"(echo 'NCCL error'; yes x | head -n {JOURNAL_LINES})"
+    journalctl(f'{many} | tail -n "$(echo "$@" | {lines})"')
+
+    found = read_journal("f" * 32, MOMENT)
+
+    assert not found.text.startswith("NCCL")
+    assert not found.is_whole
 
 
 def test_logs_are_asked_for_new_words_alone(proc: FakeProc, log_path: Path) -> None:
@@ -201,3 +276,46 @@ def test_logs_are_asked_for_new_words_alone(proc: FakeProc, log_path: Path) -> N
     assert answer
     assert not found.look(b"ready to roll").has_words
     found.close()
+
+
+def test_logs_of_an_output_that_became_another_are_neither_read_nor_left_open(
+    proc: FakeProc, log_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other.log"
+    other.touch()
+    proc.write_to(100, log_path)
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda _path, *rest: real(other, *rest))
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208 - as short as it gets
+
+    assert open_logs(100, age_s=0.0, root=proc.root).files == []
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+
+
+def test_logs_that_were_cut_and_begin_as_before_tell_nothing_any_more(
+    proc: FakeProc, log_path: Path
+) -> None:
+    content = "a line that stands in every log\n" * 100
+    log_path.write_text(content, encoding="utf-8")
+    proc.write_to(100, log_path)
+    found = open_logs(100, age_s=0.0, root=proc.root)
+    found.look(b"ready")
+    log_path.write_text(content[: len(content) // 2], encoding="utf-8")
+
+    assert found.read().text == ""
+    found.close()
+
+
+def test_logs_that_are_dropped_are_not_left_open(
+    proc: FakeProc, log_path: Path, tmp_path: Path
+) -> None:
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208 - as short as it gets
+    proc.write_to(100, log_path)
+    found = open_logs(100, age_s=0.0, root=proc.root)
+    [file] = found.files
+
+    assert not found.drop({(1, 2)})
+    assert len(found.files) == 1
+    assert found.drop({(1, 2), file.inode})
+    assert found.files == []
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208

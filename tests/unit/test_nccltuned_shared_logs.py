@@ -364,3 +364,126 @@ def test_end_without_a_word_is_not_known_where_the_service_came_late(
     host.look()
 
     assert endings(host) == {100: Ending.UNKNOWN}
+
+
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["", "service_restarted"])
+@pytest.mark.parametrize("own", ["1", "2"])
+def test_log_that_is_one_servers_own_is_read_whatever_else_servers_share(
+    host: Host, path: Path, own: str, *, is_restarted: bool
+) -> None:
+    pipe = host.folder / "pipe"
+    os.mkfifo(pipe)
+    logs = {}
+    for pid, argv in ((100, ARGV), (101, OTHER)):
+        start(host, pid, argv, pipe)
+        logs[pid] = host.folder / f"own-{pid}.log"
+        logs[pid].touch()
+        output = host.proc.root / str(pid) / "fd" / own
+        output.unlink()
+        output.symlink_to(logs[pid])
+        host.look()
+    if is_restarted:
+        host = Host(host.proc, host.folder)
+        host.look()
+    append(logs[101], f"{ARGS}{DIED_IN_NCCL}")
+    append(logs[100], f"{ARGS}Load weight begin.\n")
+    host.look()
+    host.proc.remove(101)
+    host.look()
+    host.proc.remove(100)
+    host.look()
+
+    assert endings(host) == {101: Ending.NCCL, 100: Ending.UNKNOWN}
+
+
+def test_of_two_logs_the_one_that_another_server_writes_as_well_is_dropped_alone(
+    host: Host, path: Path
+) -> None:
+    start(host, 100, ARGV, path)
+    own = host.folder / "own.log"
+    own.touch()
+    output = host.proc.root / "100/fd/1"
+    output.unlink()
+    output.symlink_to(own)
+    host.look()
+    start(host, 101, OTHER, path)
+    host.look()
+    append(path, f"{ARGS}{BY_ANOTHER}")
+    append(own, f"{ARGS}CUDA out of memory\n")
+    host.proc.remove(100)
+    host.look()
+    host.proc.remove(101)
+    host.look()
+
+    assert endings(host) == {100: Ending.MEMORY, 101: Ending.UNKNOWN}
+
+
+def test_end_without_a_word_is_not_known_where_one_of_two_logs_was_dropped(
+    host: Host, path: Path
+) -> None:
+    start(host, 100, ARGV, path)
+    own = host.folder / "own.log"
+    own.touch()
+    output = host.proc.root / "100/fd/1"
+    output.unlink()
+    output.symlink_to(own)
+    host.look()
+    start(host, 101, OTHER, path)
+    host.look()
+    append(own, f"{ARGS}Load weight begin.\n")
+    host.proc.remove(100)
+    host.look()
+
+    assert endings(host) == {100: Ending.UNKNOWN}
+
+
+@pytest.mark.parametrize(
+    ("age_s", "before", "ending"),
+    [
+        (0, f"{ARGS}another server's\n", Ending.ENDED),
+        (10, f"{ARGS}another server's\n", Ending.UNKNOWN),
+        (10, "", Ending.ENDED),
+    ],
+    ids=["at_once", "late", "late_and_empty"],
+)
+@FLAGS
+def test_end_without_a_word_is_not_known_where_some_may_have_been_passed_over(
+    host: Host, path: Path, age_s: int, before: str, ending: Ending, flags: int
+) -> None:
+    append(path, before)
+    host.proc.add(100, ARGV, ticks=host.ticks - age_s * os.sysconf("SC_CLK_TCK"))
+    host.proc.write_to(100, path, flags=flags)
+    host.look()
+    append(path, "Load weight begin.\n")
+    host.proc.remove(100)
+    host.look()
+
+    assert endings(host) == {100: ending}
+
+
+def test_end_without_a_word_is_known_late_where_the_arguments_were_seen(
+    host: Host, path: Path
+) -> None:
+    append(path, "another server's\n")
+    host.proc.add(100, ARGV, ticks=1)
+    host.proc.write_to(100, path, flags=APPENDING)
+    host.look()
+    append(path, f"{ARGS}Load weight begin.\n")
+    host.look()
+    host.proc.remove(100)
+    host.look()
+
+    assert endings(host) == {100: Ending.ENDED}
+
+
+def test_words_that_another_server_may_have_written_make_none_ready(host: Host, path: Path) -> None:
+    start(host, 100, ARGV, path)
+    host.look()
+    append(path, f"{ARGS}{READY}")
+    host.look()
+    start(host, 101, OTHER, path)
+    host.look()
+    host.proc.listen(100, 30123)
+    host.look()
+
+    assert host.ended == []

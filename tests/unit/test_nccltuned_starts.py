@@ -629,6 +629,25 @@ def test_start_in_the_journal_is_read_there_when_it_has_died(host: Host) -> None
     assert host.only().ending is Ending.NCCL
 
 
+@pytest.mark.parametrize(
+    ("is_whole", "ending"), [(True, Ending.ENDED), (False, Ending.UNKNOWN)], ids=["whole", "part"]
+)
+def test_end_without_a_word_in_the_journal_is_known_only_where_that_has_told_all(
+    host: Host, ending: Ending, *, is_whole: bool
+) -> None:
+    status = Path("/dev/null").stat()
+    stream = f"{status.st_dev}:{status.st_ino}"
+    environ = {"INVOCATION_ID": INVOCATION, "JOURNAL_STREAM": stream}
+    host.proc.add(100, ARGV, ticks=host.ticks, environ=environ)
+    host.proc.write_to(100, Path("/dev/null"))
+    host.journal[INVOCATION], host.is_journal_whole = ARGS, is_whole
+    host.look()
+    host.proc.remove(100)
+    host.look()
+
+    assert host.only().ending is ending
+
+
 def test_start_behind_a_program_that_writes_to_the_journal_is_read_there(host: Host) -> None:
     status = Path("/dev/null").stat()
     stream = f"{status.st_dev}:{status.st_ino}"
