@@ -99,8 +99,8 @@ class Ledger:
             data = parse_json(text, path).data
             if not isinstance(data, dict) or data.get("schema") != SCHEMA:
                 raise ValueError(f"no {SCHEMA}")  # noqa: TRY301 - one place to tell all of it
-            ledger.starts = [_checked(Start, each) for each in data["starts"]]
-            ledger.rollbacks = [_checked(RolledBack, each) for each in data["rollbacks"]]
+            ledger.starts = _checked(Start, data["starts"])
+            ledger.rollbacks = _checked(RolledBack, data["rollbacks"])
         except FileNotFoundError:
             pass
         except (NccltuneError, OSError, ValueError, KeyError, TypeError) as error:
@@ -272,12 +272,17 @@ def _group(start: Start) -> Hashable:
     return (start.command_digest, start.digest) if start.is_trusted else start.uid
 
 
-def _checked(kind: type[T], data: object) -> T:
-    """Build a record from what a file holds, keys of later versions left out."""
+def _checked(kind: type[T], rows: Iterable[object]) -> list[T]:
+    """Build records from what a file holds, keys of later versions left out."""
+    types = get_type_hints(kind)  # the annotations are text, which takes a while to look up
+    return [_built(kind, types, each) for each in rows]
+
+
+def _built(kind: type[T], types: Mapping[str, type], data: object) -> T:
     if not isinstance(data, Mapping):
         raise TypeError(f"{kind.__name__}: {data!r}")
     values: dict[str, object] = {}
-    for name, expected in get_type_hints(kind).items():
+    for name, expected in types.items():
         if name not in data:
             continue
         value = Ending(data[name]) if expected is Ending else data[name]

@@ -59,7 +59,7 @@ class LogFiles:
     def are_written_by(self, pid: int, root: Path = PROC_ROOT) -> bool:
         """Tell whether another process writes into one of these files."""
         inodes = {file.inode for file in self.files}
-        return bool(inodes) and any(inode in inodes for inode in written_files(pid, root))
+        return not inodes.isdisjoint(written_files(pid, root))
 
     def look(self, words: bytes) -> Glance:
         """Tell what was written since this was asked last; looks at every file."""

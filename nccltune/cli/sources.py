@@ -76,13 +76,11 @@ def demand_here(asked: WorkloadOptions, *, is_shared: bool) -> Demand:
     Raises:
         UsageProblem, FileError: as for ``workload_from_options``.
     """
-    demand = workload_from_options(asked)
-    if demand.tp is not None or is_shared:
-        return demand
-    count: int | None = None
-    with suppress(NccltuneError):
-        count = len(gpus_of_launch(read_gpus(), os.environ, None, None))
-    return demand if count is None else workload_from_options(replace(asked, tp=count))
+    if asked.tp is None and not asked.launch and not is_shared:
+        with suppress(NccltuneError):
+            count = len(gpus_of_launch(read_gpus(), os.environ, None, None))
+            asked = replace(asked, tp=count)
+    return workload_from_options(asked)
 
 
 def choose_recording(recording: str | None, fallback: str | None) -> tuple[str | None, str]:

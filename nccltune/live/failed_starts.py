@@ -200,13 +200,18 @@ _TOOK_TOO_LONG = re.compile(r"^nccltune: .*\b(?:stalled in|not ready after) ")
 
 def before_next_start(text: str) -> str:
     """Leave out what a later start has written into the same file; empty where that is all."""
-    begins = [found.start() for found in _BANNER.finditer(text)]
+    begins = _begins(text)
     return text[: begins[-1]] if begins else text
+
+
+def _begins(text: str) -> list[int]:
+    """Return where each start begins in a log that several have written."""
+    return [found.start() for found in _BANNER.finditer(text)]
 
 
 def _of_one_start(text: str) -> str:
     """Leave out last words of an earlier server, and what the next one writes."""
-    begins = [found.start() for found in _BANNER.finditer(text)]
+    begins = _begins(text)
     return text[begins[0] : begins[1] if len(begins) > 1 else None] if begins else text
 
 

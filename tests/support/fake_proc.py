@@ -129,6 +129,12 @@ class FakeProc:
             text = f"pos:\t0\nflags:\t{flags:o}\n"
             (folder / "fdinfo" / number).write_text(text, encoding="ascii")
 
+    def redirect(self, pid: int, number: str, path: str | Path) -> None:
+        """Let one of a process's outputs, which ``write_to`` has set, lead elsewhere."""
+        output = self.root / str(pid) / "fd" / number
+        output.unlink()
+        output.symlink_to(path)
+
     def begin_to_end(self, pid: int, *, has_words: bool = False) -> None:
         """Leave a process as one that is ending: running by its state, its memory gone or going.
 

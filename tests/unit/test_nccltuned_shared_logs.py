@@ -341,9 +341,7 @@ def test_end_without_a_word_is_not_known_where_part_of_the_output_goes_elsewhere
     host: Host, path: Path, number: str
 ) -> None:
     start(host, 100, ARGV, path)
-    output = host.proc.root / "100/fd" / number
-    output.unlink()
-    output.symlink_to("/dev/null")
+    host.proc.redirect(100, number, "/dev/null")
     host.look()
     append(path, f"{ARGS}Load weight begin.\n")
     host.proc.remove(100)
@@ -366,6 +364,24 @@ def test_end_without_a_word_is_not_known_where_the_service_came_late(
     assert endings(host) == {100: Ending.UNKNOWN}
 
 
+def give_own_log(host: Host, pid: int, number: str = "1") -> Path:
+    """Let one of a process's outputs lead to a file that no other process writes."""
+    path = host.folder / f"own-{pid}.log"
+    path.touch()
+    host.proc.redirect(pid, number, path)
+    return path
+
+
+def start_beside_another(host: Host, path: Path) -> Path:
+    """Start a server that shares one of its two logs with another; return the one that it has."""
+    start(host, 100, ARGV, path)
+    own = give_own_log(host, 100)
+    host.look()
+    start(host, 101, OTHER, path)
+    host.look()
+    return own
+
+
 @pytest.mark.parametrize("is_restarted", [False, True], ids=["", "service_restarted"])
 @pytest.mark.parametrize("own", ["1", "2"])
 def test_log_that_is_one_servers_own_is_read_whatever_else_servers_share(
@@ -376,11 +392,7 @@ def test_log_that_is_one_servers_own_is_read_whatever_else_servers_share(
     logs = {}
     for pid, argv in ((100, ARGV), (101, OTHER)):
         start(host, pid, argv, pipe)
-        logs[pid] = host.folder / f"own-{pid}.log"
-        logs[pid].touch()
-        output = host.proc.root / str(pid) / "fd" / own
-        output.unlink()
-        output.symlink_to(logs[pid])
+        logs[pid] = give_own_log(host, pid, own)
         host.look()
     if is_restarted:
         host = Host(host.proc, host.folder)
@@ -399,15 +411,7 @@ def test_log_that_is_one_servers_own_is_read_whatever_else_servers_share(
 def test_of_two_logs_the_one_that_another_server_writes_as_well_is_dropped_alone(
     host: Host, path: Path
 ) -> None:
-    start(host, 100, ARGV, path)
-    own = host.folder / "own.log"
-    own.touch()
-    output = host.proc.root / "100/fd/1"
-    output.unlink()
-    output.symlink_to(own)
-    host.look()
-    start(host, 101, OTHER, path)
-    host.look()
+    own = start_beside_another(host, path)
     append(path, f"{ARGS}{BY_ANOTHER}")
     append(own, f"{ARGS}CUDA out of memory\n")
     host.proc.remove(100)
@@ -421,15 +425,7 @@ def test_of_two_logs_the_one_that_another_server_writes_as_well_is_dropped_alone
 def test_end_without_a_word_is_not_known_where_one_of_two_logs_was_dropped(
     host: Host, path: Path
 ) -> None:
-    start(host, 100, ARGV, path)
-    own = host.folder / "own.log"
-    own.touch()
-    output = host.proc.root / "100/fd/1"
-    output.unlink()
-    output.symlink_to(own)
-    host.look()
-    start(host, 101, OTHER, path)
-    host.look()
+    own = start_beside_another(host, path)
     append(own, f"{ARGS}Load weight begin.\n")
     host.proc.remove(100)
     host.look()

@@ -260,12 +260,16 @@ def test_start_whose_end_is_known_is_not_followed_again(host: Host) -> None:
     assert len(again.ended) == 1
 
 
-def test_start_that_is_passed_on_by_a_program_in_front_is_read_there(host: Host) -> None:
-    front = ("python3", "/usr/bin/nccltune", "launch", "--", *ARGV)
-    host.proc.add(90, front, ticks=host.ticks)
-    host.log("", pid=90)
+def start_behind_launch(host: Host, text: str = "") -> None:
+    """Start a server as process 100, and process 90 in front of it that writes its log."""
+    host.proc.add(90, ("python3", "/usr/bin/nccltune", "launch", "--", *ARGV), ticks=host.ticks)
+    host.log(text, pid=90)
     host.proc.add(100, ARGV, parent=90, ticks=host.ticks)
     host.look()
+
+
+def test_start_that_is_passed_on_by_a_program_in_front_is_read_there(host: Host) -> None:
+    start_behind_launch(host)
     host.log(DIED_IN_NCCL, pid=90)
     host.proc.remove(90, 100)
     host.look()
@@ -283,10 +287,7 @@ LAST_WORDS = {
 def test_last_words_of_the_program_in_front_are_waited_for(
     host: Host, last: str, ending: Ending
 ) -> None:
-    host.proc.add(90, ("python3", "/usr/bin/nccltune", "launch", "--", *ARGV), ticks=host.ticks)
-    host.log(f"{ARGS}{BEGUN}", pid=90)
-    host.proc.add(100, ARGV, parent=90, ticks=host.ticks)
-    host.look()
+    start_behind_launch(host, f"{ARGS}{BEGUN}")
     host.now_s += HUNG_S
     host.proc.remove(100)
     host.look()
@@ -439,10 +440,7 @@ def test_start_whose_successor_has_said_nothing_yet_keeps_its_own_words(host: Ho
 
 
 def test_log_that_is_cut_while_the_program_in_front_lives_is_known_from_before(host: Host) -> None:
-    host.proc.add(90, ("python3", "/usr/bin/nccltune", "launch", "--", *ARGV), ticks=host.ticks)
-    host.log("", pid=90)
-    host.proc.add(100, ARGV, parent=90, ticks=host.ticks)
-    host.look()
+    start_behind_launch(host)
     host.log(f"{ARGS}{DIED_IN_NCCL}", pid=90)
     host.proc.remove(100)
     host.look()
@@ -454,10 +452,7 @@ def test_log_that_is_cut_while_the_program_in_front_lives_is_known_from_before(h
 
 
 def test_what_launch_says_of_a_hang_is_no_movement(host: Host) -> None:
-    host.proc.add(90, ("python3", "/usr/bin/nccltune", "launch", "--", *ARGV), ticks=host.ticks)
-    host.log("", pid=90)
-    host.proc.add(100, ARGV, parent=90, ticks=host.ticks)
-    host.look()
+    start_behind_launch(host)
     host.log(f"{ARGS}{BEGUN}", pid=90)
     host.look()
     for passed_s in (30, 60):
